@@ -213,7 +213,7 @@ pub(crate) fn admission() -> Admission {
         policy: TrafficPolicy::Cluster,
         endpoints: Availability::Usable,
         source_ranges: None,
-        inside_mark: None,
+        inside: None,
     }
 }
 

@@ -12,6 +12,7 @@ use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
 use crate::conntrack::{Stale, Swept};
+use crate::marks::MarkKey;
 use crate::nftables;
 use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
@@ -37,6 +38,12 @@ pub trait Dataplane {
     /// # Errors
     /// If they cannot be read.
     fn machine(&mut self) -> Result<Machine, Failure>;
+
+    /// Returns a new key of firewall marks, which nobody can predict.
+    ///
+    /// # Errors
+    /// If the kernel gives no random bytes.
+    fn draw_mark_key(&mut self) -> Result<MarkKey, Failure>;
 
     /// Calls `each` once for every virtual server of the network namespace, owned or foreign.
     ///

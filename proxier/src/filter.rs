@@ -45,10 +45,11 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 
 use crate::frontend::Frontend;
-use crate::model::Node;
+use crate::model::{Cidr, Family, Node};
 use crate::nftables::{Command, Table};
 use crate::observed::{Observed, ObservedServer};
 use crate::plan::{Admission, Changed, Desired, Machine};
+use crate::problem::Problem;
 
 mod admission;
 mod arp;
@@ -56,6 +57,7 @@ mod chains;
 mod config;
 mod guards;
 mod input_accept;
+mod inside;
 mod names;
 mod nat;
 mod ruleset;
@@ -104,6 +106,12 @@ impl Filter {
         }
     }
 
+    /// Returns the bits of packet marks that mean something to our rules.
+    pub(crate) fn mark_bits(&self) -> u32 {
+        let accepting = self.config.input_accept_bit.map_or(0, MarkBit::mark);
+        self.config.masquerade_bit.mark() | accepting
+    }
+
     /// Returns the rules that the kernel should have.
     pub fn table(&self) -> &Table {
         self.ruleset.table()
@@ -112,6 +120,30 @@ impl Filter {
     /// Returns the fingerprint of [`Filter::table`].
     pub fn fingerprint(&self) -> Fingerprint {
         self.ruleset.fingerprint()
+    }
+
+    /// Returns a Problem for each family in which Services have policy Local and Pods cannot be recognised by
+    /// their addresses.
+    pub(crate) fn problems(&self) -> Vec<Problem> {
+        let of_cluster: &[Cidr] = match &self.config.local_mode {
+            LocalMode::ClusterCidr(networks) => networks,
+            LocalMode::NodeCidr => &[],
+            LocalMode::BridgeInterface(_) | LocalMode::InterfaceNamePrefix(_) => return Vec::new(),
+        };
+        let mut problems = Vec::new();
+        for (family, name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
+            let mut known = of_cluster.iter().chain(&self.node.pod_cidrs);
+            let is_known = known.any(|network| network.family() == family);
+            if !is_known && self.ruleset.has_inside_clients(family) {
+                let message = "is known neither from --cluster-cidr nor from the Node's podCIDRs: at Services \
+                               with externalTrafficPolicy Local, only processes of this node and Pods \
+                               behind devices with usual names (cali*, cni*, eni*, veth* ..) reach endpoints on \
+                               other nodes; set --cluster-cidr";
+                let field = "clusterCIDR";
+                problems.push(Problem::new("Configuration", field, name, message));
+            }
+        }
+        problems
     }
 
     /// Returns whether the kernel has the ruleset, except for pending commands.
@@ -255,7 +287,7 @@ impl Filter {
         let rules = &mut self.ruleset;
         for (key, server) in desired.virtual_servers.iter() {
             if let Some(frontend) = ruled(&key) {
-                rules.set_frontend(frontend, desired.admission_of(&key, server));
+                rules.set_frontend(frontend, server.profile.admission.clone());
             }
         }
         for address in desired.addresses.keys() {

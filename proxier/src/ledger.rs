@@ -18,6 +18,7 @@ use crate::dataplane::Failure;
 use crate::filter::Fingerprint;
 use crate::frontend::LedgerKey;
 use crate::joined::joined;
+use crate::marks::MarkKey;
 use crate::model::ServicePortName;
 use crate::observed::{CountedServer, Observed, ObservedServer};
 use crate::plan::{Desired, VirtualServer};
@@ -50,6 +51,7 @@ pub struct Ledger {
     drains: Drains,
     retired: Retired,
     rules: Option<WrittenRules>,
+    mark_key: Option<MarkKey>,
     /// Changes of memory that the file does not have yet.
     queue: Vec<Record>,
     file: LedgerFile,
@@ -79,6 +81,7 @@ impl Ledger {
             drains: Drains::default(),
             retired: Retired::default(),
             rules: None,
+            mark_key: None,
             queue: Vec::new(),
             file,
             retry: Timer::retry(),
@@ -104,6 +107,17 @@ impl Ledger {
     /// Returns the packet rules that were written last.
     pub fn rules(&self) -> Option<WrittenRules> {
         self.rules
+    }
+
+    /// Returns the key of the firewall marks; `None` if none was drawn yet.
+    pub(crate) fn mark_key(&self) -> Option<MarkKey> {
+        self.mark_key
+    }
+
+    /// Records the key of the firewall marks.
+    pub(crate) fn set_mark_key(&mut self, key: MarkKey) {
+        self.mark_key = Some(key);
+        self.enqueue(Some(Record::mark_key(key)));
     }
 
     /// Records that a virtual server is owned and serves `owner`. Returns whether that is new.
@@ -302,7 +316,9 @@ impl Ledger {
         let retired = self.retired.iter();
         let retired = retired.filter_map(|(key, drain)| Record::retire(key, drain.deadline));
         let rules = self.rules.map(Record::from);
-        let all: Vec<Record> = owned.chain(drains).chain(retired).chain(rules).collect();
+        let mark_key = self.mark_key.map(Record::mark_key);
+        let single = mark_key.into_iter().chain(rules);
+        let all: Vec<Record> = owned.chain(drains).chain(retired).chain(single).collect();
         self.file.rewrite(&all)
     }
 
@@ -328,6 +344,8 @@ impl Ledger {
                 self.retire(server.into(), Duration::ZERO, deadline);
             }
             Record::Unretire { server } => self.end_retirement(&server.into()),
+            // An unreadable key is as a lost one: the next round draws another.
+            Record::MarkKey { key } => self.mark_key = MarkKey::parse(&key),
             Record::Rules {
                 generation,
                 fingerprint,

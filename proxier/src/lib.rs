@@ -41,6 +41,7 @@ mod ipset;
 mod joined;
 mod ledger;
 mod manifests;
+mod marks;
 mod model;
 mod neighbours;
 mod nftables;

@@ -19,6 +19,7 @@ use ipvs_netlink as ipvs;
 
 use crate::definition::ServerDefinition;
 use crate::destinations::Destinations;
+use crate::marks::Marks;
 use crate::model::{Protocol, ServicePortName};
 use crate::problem::Problem;
 use crate::split_map::SplitMap;
@@ -35,13 +36,12 @@ mod precedence;
 mod relay_options;
 mod service;
 
-pub use admission::{Admission, Availability, Scope};
+pub use admission::{Admission, Availability, MarkedClients, Scope};
 pub(crate) use health::HealthCheck;
 pub use node_ports::NodePortAddresses;
 pub(crate) use options::drain;
 pub use planner::{Changed, Planner};
 pub use relay_options::RelayOptions;
-pub(crate) use service::mark;
 
 /// The settings of the operator that affect the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +105,8 @@ pub struct Machine {
     pub node_port_addresses: BTreeSet<IpAddr>,
     /// Schedulers that the kernel rejected with `ENOENT`.
     pub missing_schedulers: BTreeSet<ipvs::SchedulerName>,
+    /// The firewall marks of Service ports.
+    pub marks: Marks,
     /// Whether a process relays the connections of all frontends, so that the options of relays have an
     /// effect.
     pub is_relayed: bool,
@@ -168,7 +170,7 @@ pub enum FrontendKind {
     LoadBalancer,
     /// `spec.ports[].nodePort` on an address of the node.
     NodePort,
-    /// An inside mark: with external policy Local, clients inside the cluster reach all endpoints, and
+    /// A firewall mark: with external policy Local, clients inside the cluster reach all endpoints, and
     /// clients outside the cluster only those of this node.
     Inside,
 }
@@ -202,21 +204,10 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// Returns the inside mark of the virtual server `key`, if it has one.
+    /// Returns the firewall mark of clients inside the cluster at the frontend `key`, if they have one.
     pub fn mark(&self, key: &ipvs::ServiceKey) -> Option<u32> {
-        let server = self.virtual_servers.get(key)?;
-        self.mark_of(key, server)
-    }
-
-    /// As [`Desired::mark`], for a caller that has the virtual server.
-    fn mark_of(&self, key: &ipvs::ServiceKey, server: &VirtualServer) -> Option<u32> {
-        let family = key.family();
-        let mark = server.profile.admission.as_ref()?.inside_mark?;
-        let key = ipvs::ServiceKey::Mark { family, mark };
-        // A mark is a hash, so that two Service ports may have the same one. Only the owner of the
-        // mark's virtual server uses it: packets of the other port would reach the owner's endpoints.
-        let inside = self.virtual_servers.get(&key)?;
-        (inside.owner == server.owner).then_some(mark)
+        let admission = self.virtual_servers.get(key)?.profile.admission.as_ref()?;
+        Some(admission.inside.as_ref()?.mark)
     }
 
     /// Returns the virtual servers that must not exist without packet rules, and their addresses.
@@ -234,20 +225,7 @@ impl Desired {
 
     /// Returns the admission of the virtual server `key`, for the packet filter.
     pub fn admission(&self, key: &ipvs::ServiceKey) -> Option<Admission> {
-        self.admission_of(key, self.virtual_servers.get(key)?)
-    }
-
-    /// As [`Desired::admission`], for a caller that has the virtual server.
-    pub(crate) fn admission_of(
-        &self,
-        key: &ipvs::ServiceKey,
-        server: &VirtualServer,
-    ) -> Option<Admission> {
-        let admission = server.profile.admission.clone()?;
-        Some(Admission {
-            inside_mark: self.mark_of(key, server),
-            ..admission
-        })
+        self.virtual_servers.get(key)?.profile.admission.clone()
     }
 }
 

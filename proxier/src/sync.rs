@@ -28,6 +28,7 @@ mod compare;
 mod flows;
 mod health;
 mod kernel;
+mod marks;
 mod node;
 mod retire;
 mod round;
@@ -276,6 +277,7 @@ impl<D: Dataplane> Proxier<D> {
         problems.extend(self.input.other_problems.values().flatten().cloned());
         let node_name = &self.planner.config().node_name;
         problems.extend(node::missing(node_name, &self.input.snapshot));
+        problems.extend(self.filter().map(Filter::problems).into_iter().flatten());
         problems.extend(kernel::contested(&self.kernel.observed, self.desired()));
         problems.sort();
         problems

@@ -95,6 +95,11 @@ pub mod manifests {
     pub use crate::manifests::{Error, Loaded, Options, load, parse};
 }
 
+pub mod marks {
+    //! The firewall marks of Service ports.
+    pub use crate::marks::{MarkKey, Marks};
+}
+
 pub mod model {
     //! Kubernetes objects as the planner uses them.
     pub use crate::model::*;
@@ -124,9 +129,9 @@ pub mod op {
 pub mod plan {
     //! The desired state.
     pub use crate::plan::{
-        Admission, Availability, Changed, Desired, FrontendKind, Machine, NodePortAddresses,
-        PlanConfig, Planner, Profile, RelayOptions, Scope, ServiceAddresses, VirtualServer,
-        desired,
+        Admission, Availability, Changed, Desired, FrontendKind, Machine, MarkedClients,
+        NodePortAddresses, PlanConfig, Planner, Profile, RelayOptions, Scope, ServiceAddresses,
+        VirtualServer, desired,
     };
 }
 

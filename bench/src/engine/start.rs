@@ -15,6 +15,7 @@ use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::dataplane::{Dataplane, Failure, Outcome, Portion};
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::ledger::LedgerFile;
+use proxier::testing::marks::MarkKey;
 use proxier::testing::nftables::{Command, Table};
 use proxier::testing::observed::{CountedServer, LocalAddresses, ObservedServer};
 use proxier::testing::op::Op;
@@ -151,6 +152,10 @@ impl Watched {
 impl Dataplane for Watched {
     fn machine(&mut self) -> Result<Machine, Failure> {
         self.linux.machine()
+    }
+
+    fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {
+        self.linux.draw_mark_key()
     }
 
     fn virtual_servers(

@@ -17,6 +17,7 @@ use super::linux::Linux;
 use super::userspace::Userspace;
 use super::{Dataplane, Failure, Outcome, Portion};
 use crate::conntrack::{Stale, Swept};
+use crate::marks::MarkKey;
 use crate::nftables;
 use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
 use crate::op::Op;
@@ -60,6 +61,10 @@ impl Companion {
 impl Dataplane for Companion {
     fn machine(&mut self) -> Result<Machine, Failure> {
         self.linux.machine()
+    }
+
+    fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {
+        self.linux.draw_mark_key()
     }
 
     fn virtual_servers(

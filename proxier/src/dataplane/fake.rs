@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use super::{Dataplane, Failure, Outcome, Portion};
 use crate::conntrack::{Stale, Swept};
+use crate::marks::MarkKey;
 use crate::nftables::{Command, Table};
 use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
@@ -23,6 +24,8 @@ use crate::split_map::SplitMap;
 pub struct FakeKernel {
     /// The machine's own addresses.
     pub machine: Machine,
+    /// The next key of firewall marks.
+    pub mark_key: MarkKey,
     /// Virtual servers and service addresses.
     pub state: Observed,
     /// The connections of destinations that have any.
@@ -69,6 +72,10 @@ pub enum Fault {
 impl Dataplane for FakeKernel {
     fn machine(&mut self) -> Result<Machine, Failure> {
         Ok(self.machine.clone())
+    }
+
+    fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {
+        Ok(self.mark_key)
     }
 
     fn virtual_servers(

@@ -9,6 +9,7 @@ use tracing::Level;
 use super::{Dataplane, Failure, MAX_OPS, Outcome, Portion};
 use crate::conditions::{Coverage, LastingConditions};
 use crate::conntrack::{Stale, Swept};
+use crate::marks::MarkKey;
 use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Machine, ServiceAddresses};
@@ -169,6 +170,14 @@ impl Dataplane for Linux {
             link_addresses: link_addresses::read()?,
             ..self.addresses.read_machine()?
         })
+    }
+
+    fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {
+        let mut bytes = [0; 16];
+        // A request for at most 256 bytes is answered in full (getrandom(2)).
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+            .map_err(|errno| Failure::kernel(errno, "drawing the key of firewall marks"))?;
+        Ok(MarkKey::new(bytes))
     }
 
     fn virtual_servers(

@@ -25,6 +25,7 @@ use super::linux::AddressTable;
 use super::{Dataplane, Failure, Outcome, Portion};
 use crate::conntrack::{Stale, Swept};
 use crate::frontend::Frontend;
+use crate::marks::MarkKey;
 use crate::model::Protocol;
 use crate::nftables;
 use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
@@ -298,6 +299,11 @@ impl Dataplane for Userspace {
             can_keep_sources,
             ..machine
         })
+    }
+
+    fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {
+        // No packet has a mark of the relay, so any key will do.
+        Ok(MarkKey::default())
     }
 
     fn shows_virtual_servers(

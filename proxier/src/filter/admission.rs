@@ -10,7 +10,7 @@ use super::names::{
 use crate::frontend::Frontend;
 use crate::model::{Networks, TrafficPolicy};
 use crate::nftables::{Chain, Element, Key, Match, Relation, Rule, Value, Verdict};
-use crate::plan::{Admission, Availability, Scope};
+use crate::plan::{Admission, Availability, MarkedClients, Scope};
 
 /// The parts of the table that only one frontend uses.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Parts {
         if let Some((verdict, _)) = &guard {
             add(GUARDED, Some(verdict.clone()));
         }
-        if let Some(mark) = admission.inside_mark {
+        if let Some(MarkedClients { mark, .. }) = admission.inside {
             add(INSIDE, Some(Verdict::Goto(inside(mark))));
         }
         parts.chain = guard.and_then(|(_, chain)| chain);

@@ -231,7 +231,7 @@ mod tests {
             policy: TrafficPolicy::Cluster,
             endpoints: Availability::Usable,
             source_ranges: None,
-            inside_mark: None,
+            inside: None,
         });
         rules.set_frontend(frontend, admission);
     }

@@ -165,7 +165,7 @@ mod tests {
             policy: TrafficPolicy::Cluster,
             endpoints,
             source_ranges: ranges.map(networks),
-            inside_mark: None,
+            inside: None,
         }
     }
 

@@ -54,6 +54,11 @@ pub(super) const NODE_PORTS: PerFamily = per_family!("node-ports");
 pub(super) const HAIRPIN: PerFamily = per_family!("hairpin");
 /// The health-check node ports.
 pub(super) const HEALTH_CHECK_PORTS: &str = "health-check-ports";
+/// Each firewall mark of [`INSIDE`] with the address of each of its endpoints on this node.
+///
+/// By mark, because the authors of a Service choose which addresses count as endpoints of this node, and must not
+/// choose it for other Services.
+pub(super) const INSIDE_HERE: PerFamily = per_family!("inside-here");
 /// The firewall marks of [`INSIDE`].
 pub(super) const INSIDE_MARKS: &str = "inside-marks";
 /// By connection, the mark that its packets had before they got a firewall mark.
@@ -77,8 +82,14 @@ pub(super) const REFUSE: &str = "refuse";
 pub(super) const UNSERVED: &str = "unserved";
 /// Drops new connections from outside the cluster.
 pub(super) const NOT_HERE: &str = "not-here";
-/// Sets the firewall mark of packets to the frontends in [`INSIDE`].
+/// Finds the chain that sets the firewall mark of packets to the frontends in [`INSIDE`].
 pub(super) const INSIDE_CHAIN: &str = "inside";
+/// Returns for clients inside the cluster, and leaves packets of others as they are.
+pub(super) const INSIDE_CLIENTS: &str = "inside-clients";
+/// Continues packets with a firewall mark that IPVS sends to their endpoint.
+pub(super) const TO_ENDPOINT: &str = "to-endpoint";
+/// The same for endpoints on this node.
+pub(super) const TO_ENDPOINT_HERE: &str = "to-endpoint-here";
 /// Restores the mark that a packet had before its firewall mark.
 pub(super) const RESTORE: &str = "restore";
 

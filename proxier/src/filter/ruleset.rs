@@ -7,21 +7,22 @@ use std::sync::Arc;
 
 use super::admission::{Parts, key};
 use super::arp::{self, ArpFacts};
-use super::chains::{firewall_mark, skeleton};
+use super::chains::skeleton;
 use super::config::{FilterConfig, NodeFacts};
 use super::guards::Guards;
 use super::input_accept;
+use super::inside::firewall_mark;
 use super::names::{
-    FRONTENDS, GUARDED, HAIRPIN, HEALTH_CHECK_PORTS, INSIDE_MARKS, PINGABLE, SERVICE_ADDRESSES,
-    inside,
+    FRONTENDS, GUARDED, HAIRPIN, HEALTH_CHECK_PORTS, INSIDE, INSIDE_HERE, INSIDE_MARKS, PINGABLE,
+    SERVICE_ADDRESSES, inside,
 };
 use super::tracked::{Changes, TrackedTable};
 use crate::frontend::Frontend;
-use crate::model::{Node, TrafficPolicy};
+use crate::model::{Family, Node, TrafficPolicy};
 use crate::nftables::hash::{self, ElementHasher};
 use crate::nftables::{Chain, Command, Element, Key, Set, Table, Value};
 use crate::packed::pack;
-use crate::plan::{Admission, Availability, Scope};
+use crate::plan::{Admission, Availability, MarkedClients, Scope};
 
 /// The packet rules of a node, with the commands for their changes since the last write.
 ///
@@ -39,6 +40,8 @@ pub struct Ruleset {
     special: BTreeMap<Frontend, Admission>,
     /// The number of frontends with each firewall mark.
     marks: BTreeMap<u32, usize>,
+    /// The number of frontends with each firewall mark and endpoint on this node.
+    inside_here: BTreeMap<(u32, IpAddr), usize>,
     /// The number of frontends with endpoints at each address, beside the first: nearly all addresses have
     /// one, and the table shows it.
     more_pingable: BTreeMap<IpAddr, usize>,
@@ -65,7 +68,7 @@ const PLAIN: Admission = Admission {
     policy: TrafficPolicy::Cluster,
     endpoints: Availability::Usable,
     source_ranges: None,
-    inside_mark: None,
+    inside: None,
 };
 
 /// Returns the hashes of a table's chains and of its sets without elements.
@@ -97,6 +100,7 @@ impl Ruleset {
             table,
             special: BTreeMap::new(),
             marks: BTreeMap::new(),
+            inside_here: BTreeMap::new(),
             more_pingable: BTreeMap::new(),
             changes: None,
             guards: Guards::default(),
@@ -122,6 +126,12 @@ impl Ruleset {
             let is_plain = self.table.has_element(frontends, &key(frontend));
             is_plain.then_some(PLAIN)
         })
+    }
+
+    /// Returns whether clients inside the cluster reach other endpoints at any frontend of the family.
+    pub(super) fn has_inside_clients(&self, family: Family) -> bool {
+        let set = self.table.sets.get(INSIDE.of(family));
+        set.is_some_and(|set| !set.is_empty())
     }
 
     /// Records the changes from now on, and forgets those so far.
@@ -263,7 +273,17 @@ impl Ruleset {
     ///
     /// These parts are the chains of inside marks, the addresses that answer pings, and hidden addresses.
     fn count(&mut self, frontend: &Frontend, admission: &Admission, count: Count) {
-        if let Some(mark) = admission.inside_mark {
+        if let Some(MarkedClients { mark, here }) = &admission.inside {
+            let mark = *mark;
+            for &address in here {
+                let set = INSIDE_HERE.of(address.into());
+                let key = Key::new([address.into(), Value::Mark(mark)]);
+                match count.apply(&mut self.inside_here, (mark, address)) {
+                    Some(SharedPart::Add) => self.add_element(set, key.into()),
+                    Some(SharedPart::Remove) => self.remove_element(set, key),
+                    None => {}
+                }
+            }
             let key = || Key::new([Value::Mark(mark)]);
             match count.apply(&mut self.marks, mark) {
                 Some(SharedPart::Add) => {

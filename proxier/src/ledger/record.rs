@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::WrittenRules;
 use crate::filter::Fingerprint;
 use crate::frontend::LedgerKey;
+use crate::marks::MarkKey;
 use crate::model::ServicePortName;
 
 /// One change of the ledger.
@@ -46,6 +47,8 @@ pub(crate) enum Record {
     },
     /// A virtual server is no longer retired.
     Unretire { server: LedgerKey },
+    /// The key of the firewall marks, in hexadecimal digits.
+    MarkKey { key: String },
     /// Packet rules were written.
     Rules {
         generation: u32,
@@ -54,6 +57,13 @@ pub(crate) enum Record {
 }
 
 impl Record {
+    /// Returns the record of the key of the firewall marks.
+    pub(super) fn mark_key(key: MarkKey) -> Self {
+        Self::MarkKey {
+            key: key.to_string(),
+        }
+    }
+
     /// Returns the record of an owned virtual server; `None` if the key is neither an address nor a mark.
     ///
     /// IPVS has no third kind, but [`ipvs::ServiceKey`] is non-exhaustive.

@@ -166,9 +166,9 @@ impl Expressions<'_, '_> {
                 self.bitwise(&bits.to_ne_bytes(), &[0; 4]);
                 self.compare(Relation::Is, &bits.to_ne_bytes());
             }
-            Match::Marked => {
+            Match::Unmarked => {
                 self.load(Selector::Mark, FIRST);
-                self.compare(Relation::IsNot, &[0; 4]);
+                self.compare(Relation::Is, &[0; 4]);
             }
             Match::SourceIsLocal => {
                 self.expression("fib", |data| {

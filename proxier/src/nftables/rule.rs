@@ -105,8 +105,8 @@ pub enum Match {
     Reply,
     /// Its mark has all of these bits.
     HasMark(u32),
-    /// Its mark is not 0.
-    Marked,
+    /// Its mark is 0.
+    Unmarked,
     /// Its source is an address of this machine.
     SourceIsLocal,
     /// A socket with the option `IP_TRANSPARENT` receives it, whether or not its destination is an address of this
@@ -262,7 +262,7 @@ impl fmt::Display for Match {
                 let bits = Value::Mark(*bits);
                 write!(f, "meta mark & {bits} == {bits}")
             }
-            Self::Marked => f.write_str("meta mark != 0x00000000"),
+            Self::Unmarked => f.write_str("meta mark 0x00000000"),
             Self::SourceIsLocal => f.write_str("fib saddr type local"),
             Self::TransparentSocket => f.write_str("socket transparent 1"),
             Self::ArpRequest => f.write_str("arp operation request arp hlen 6"),

@@ -1,5 +1,7 @@
 //! The properties of a frontend that decide its packet rules.
 
+use std::net::IpAddr;
+
 use crate::model::{Networks, TrafficPolicy};
 
 /// The clients that may use a frontend, and the treatment of their packets.
@@ -14,20 +16,30 @@ pub struct Admission {
     /// The sources that may connect (`loadBalancerSourceRanges` of the address's family); `None`
     /// if all may.
     pub source_ranges: Option<Networks>,
-    /// The inside mark, whose virtual server has the endpoints of all nodes; `None` if all clients reach
-    /// the same endpoints.
-    pub inside_mark: Option<u32>,
+    /// How clients inside the cluster reach the endpoints of all nodes; `None` if all clients reach the same
+    /// endpoints.
+    pub inside: Option<MarkedClients>,
+}
+
+/// The way of clients inside the cluster at a frontend where they reach other endpoints than clients outside.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MarkedClients {
+    /// The firewall mark whose virtual server has the endpoints of all nodes.
+    pub mark: u32,
+    /// The addresses of those endpoints that are on this node, in ascending order, each once. Their answers
+    /// return through this node, whoever the client is.
+    pub here: Box<[IpAddr]>,
 }
 
 impl Admission {
     /// Returns whether clients get wrong results without packet rules.
     ///
-    /// Without the rules of source ranges, all clients are admitted. Without the inside mark, clients
+    /// Without the rules of source ranges, all clients are admitted. Without the firewall mark, clients
     /// inside the cluster reach only the endpoints of this node. Without masquerade, an endpoint on another
     /// node answers an outside client directly, and the client drops the answer for its wrong source.
     pub fn needs_rules(&self) -> bool {
         let is_masqueraded = self.scope != Scope::Internal && self.policy == TrafficPolicy::Cluster;
-        self.source_ranges.is_some() || self.inside_mark.is_some() || is_masqueraded
+        self.source_ranges.is_some() || self.inside.is_some() || is_masqueraded
     }
 }
 

@@ -21,6 +21,9 @@ pub(super) struct ServerOptions {
     scheduler: ipvs::SchedulerName,
     flags: ipvs::ServiceFlags,
     affinity_secs: Option<u32>,
+    /// The scheduler that gives affinity without a timeout: it hashes clients' addresses. Used only with
+    /// affinity.
+    hashing: ipvs::SchedulerName,
     /// How long a removed destination may keep its connections.
     pub(super) drain: Duration,
     pub(super) relay: RelayOptions,
@@ -80,14 +83,46 @@ impl ServerOptions {
                 report(TOPOLOGY_KEYS, key.as_str(), message);
             }
         }
+        // Maglev first: a change of one endpoint moves few other clients.
+        let mut hashing = ["mh", "sh"].into_iter();
+        let hashing = hashing.find_map(|name| context.usable_scheduler(name));
+        if hashing.is_none() && service.affinity_secs.is_some() && !context.machine.is_relayed {
+            let message = "needs the scheduler mh or sh for clients inside the cluster at frontends with \
+                           externalTrafficPolicy Local, and this kernel lacks both; these clients have no \
+                           affinity there";
+            report("spec.sessionAffinity", "ClientIP", message.to_owned());
+        }
         let relay = RelayOptions::of(service, annotations, context.machine, &mut report);
         Self {
             scheduler,
             flags,
             affinity_secs: service.affinity_secs,
+            hashing: hashing.unwrap_or(scheduler),
             drain: drain(service, context.config),
             relay,
         }
+    }
+
+    /// Returns the definition of a virtual server at which IPVS must not use persistence.
+    ///
+    /// A persistent virtual server of a firewall mark sends each packet to the port that the client used,
+    /// whatever port the endpoint has (`ip_vs_sched_persist`, Linux 6.1 to 7.2).
+    pub(super) fn without_persistence(&self, family: ipvs::Family) -> ServerDefinition {
+        let definition = self.definition(family);
+        if self.affinity_secs.is_none() {
+            return definition;
+        }
+        ServerDefinition {
+            scheduler: Some(self.hashing),
+            flags: ipvs::ServiceFlags::NONE,
+            timeout_secs: 0,
+            ..definition
+        }
+    }
+
+    /// Returns whether the Service has session affinity.
+    pub(super) fn has_affinity(&self) -> bool {
+        self.affinity_secs.is_some()
     }
 
     /// Returns the definition of the virtual servers of `family`.

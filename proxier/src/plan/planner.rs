@@ -99,6 +99,14 @@ impl Planner {
         &self.desired
     }
 
+    /// Returns the firewall marks that several Service ports require.
+    pub(crate) fn contested_marks(&self) -> impl Iterator<Item = u32> + '_ {
+        self.losers.keys().filter_map(|key| match *key {
+            ipvs::ServiceKey::Mark { mark, .. } => Some(mark),
+            _ => None,
+        })
+    }
+
     /// Returns the plan, without the state for updates.
     pub fn into_desired(self) -> Desired {
         self.desired

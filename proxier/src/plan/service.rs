@@ -1,6 +1,7 @@
 //! Derives the requirements of one Service on this node.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use super::endpoints::{EndpointSets, SelectedEndpoint};
 use super::health::HealthCheck;
 use super::options::ServerOptions;
 use super::relay_options::SOURCE_ADDRESS;
-use super::{Admission, Availability, FrontendKind, Profile, Scope, VirtualServer};
+use super::{Admission, Availability, FrontendKind, MarkedClients, Profile, Scope, VirtualServer};
+use crate::definition::ServerDefinition;
 use crate::destinations::Destinations;
 use crate::frontend::Frontend;
 use crate::model::{
@@ -20,6 +22,9 @@ use crate::model::{
     SourceAddress, TrafficPolicy,
 };
 use crate::problem::Problem;
+
+/// The port at which IPVS expects the control connections of FTP (`FTPPORT`).
+const FTP: u16 = 21;
 
 /// The requirements of a Service. It does not get a frontend that an older Service requires too.
 #[derive(Debug, Default)]
@@ -122,8 +127,8 @@ struct PortDestinations {
     local: Destinations,
     /// The sources that may use load-balancer addresses; `None` if all may.
     source_ranges: Option<Networks>,
-    /// The firewall mark of clients inside the cluster, if they reach other endpoints.
-    mark: Option<u32>,
+    /// The way of clients inside the cluster, if they may reach other endpoints than clients outside.
+    inside: Option<MarkedClients>,
 }
 
 impl RequirementsBuilder<'_> {
@@ -164,10 +169,11 @@ impl RequirementsBuilder<'_> {
                 self.frontend(port, FrontendKind::NodePort, socket, &destinations);
             }
         }
-        if let Some(mark) = destinations.mark {
+        if let Some(MarkedClients { mark, .. }) = destinations.inside {
             let family = family.into();
             let key = ipvs::ServiceKey::Mark { family, mark };
-            let profile = self.profile(port, FrontendKind::Inside, family, None);
+            let definition = self.options.without_persistence(family);
+            let profile = self.profile(port, FrontendKind::Inside, definition, None);
             self.add(port, key, profile, destinations.cluster);
         }
     }
@@ -179,14 +185,19 @@ impl RequirementsBuilder<'_> {
         // endpoint, the kernel would reset the connections through its virtual server.
         let needs_mark = self.has_local_external(port, family);
         // The packet rules masquerade the connections of these endpoints to themselves.
-        let local = sets.local.iter().map(|endpoint| endpoint.address.ip());
-        self.requirements.local_endpoints.extend(local);
+        let here: BTreeSet<IpAddr> = (sets.local.iter())
+            .map(|endpoint| endpoint.address.ip())
+            .collect();
+        self.requirements.local_endpoints.extend(&here);
         let ranges = self.service.source_ranges.iter().copied();
         let ranges = Networks::new(family, ranges);
         PortDestinations {
             // Ranges of the other family restrict that family only.
             source_ranges: Some(ranges).filter(|ranges| !ranges.is_empty()),
-            mark: needs_mark.then(|| mark(&self.owner(port), port.protocol, family)),
+            inside: needs_mark.then(|| MarkedClients {
+                mark: (self.context.machine.marks).of(&self.owner(port), port.protocol, family),
+                here: here.into_iter().collect(),
+            }),
             cluster: sets.cluster.into_iter().map(destination).collect(),
             local: sets.local.into_iter().map(destination).collect(),
         }
@@ -250,7 +261,7 @@ impl RequirementsBuilder<'_> {
                 Availability::None
             },
             source_ranges: destinations.source_ranges.clone().filter(|_| has_ranges),
-            inside_mark: destinations.mark.filter(|_| is_local_external),
+            inside: destinations.inside.clone().filter(|_| is_local_external),
         };
         let frontend = Frontend {
             address: socket.ip(),
@@ -258,7 +269,8 @@ impl RequirementsBuilder<'_> {
             port: socket.port(),
         };
         let key = ipvs::ServiceKey::from(frontend);
-        let profile = self.profile(port, kind, key.family(), Some(admission));
+        let definition = self.definition(&frontend);
+        let profile = self.profile(port, kind, definition, Some(admission));
         self.add(port, key, profile, destinations_of_policy.clone());
     }
 
@@ -267,19 +279,11 @@ impl RequirementsBuilder<'_> {
     /// A virtual server there would take the connections of the program behind the device, because IPVS
     /// gets packets before local sockets do.
     fn yield_to(&mut self, device: &str, kind: FrontendKind, address: IpAddr) {
-        let problem = Problem::new(
-            format_args!("Service {}", self.service.name),
-            kind.field(),
-            address,
-            format!(
-                "is an address of the device {device}, whose program serves it (--yield-devices); no \
-                 virtual server is programmed there while the device has it"
-            ),
+        let message = format!(
+            "is an address of the device {device}, whose program serves it (--yield-devices); no virtual \
+             server is programmed there while the device has it"
         );
-        let problems = &mut self.requirements.problems;
-        if !problems.contains(&problem) {
-            problems.push(problem);
-        }
+        self.problem(kind.field(), address, message);
     }
 
     /// Reports endpoints that cannot see clients' addresses although the Service asks for it.
@@ -340,15 +344,42 @@ impl RequirementsBuilder<'_> {
         self.requirements.servers.push((key, server));
     }
 
+    /// Returns the definition of the virtual server at `frontend`.
+    fn definition(&mut self, frontend: &Frontend) -> ServerDefinition {
+        let family = frontend.family().into();
+        // With persistence, IPVS' rule for FTP takes each TCP packet to an unprivileged port of the address that
+        // has no virtual server (`ip_vs_service_find`). At service addresses, packet rules refuse other ports.
+        let is_ftp = frontend.protocol == Protocol::Tcp && frontend.port == FTP;
+        if !is_ftp || !self.context.machine.has(&frontend.address) || !self.options.has_affinity() {
+            return self.options.definition(family);
+        }
+        let message = format!(
+            "is by the hash of the client's address at {frontend}: there, affinity with a timeout would take \
+             the connections to other ports of this node's address"
+        );
+        self.problem("spec.sessionAffinity", "ClientIP", message);
+        self.options.without_persistence(family)
+    }
+
+    /// Reports a problem of the Service, once.
+    fn problem(&mut self, field: &str, value: impl fmt::Display, message: String) {
+        let object = format_args!("Service {}", self.service.name);
+        let problem = Problem::new(object, field, value, message);
+        let problems = &mut self.requirements.problems;
+        if !problems.contains(&problem) {
+            problems.push(problem);
+        }
+    }
+
     fn profile(
         &self,
         port: &ServicePort,
         kind: FrontendKind,
-        family: ipvs::Family,
+        definition: ServerDefinition,
         admission: Option<Admission>,
     ) -> Profile {
         Profile {
-            definition: Arc::new(self.options.definition(family)),
+            definition: Arc::new(definition),
             kind,
             drain: self.drain(port),
             admission,
@@ -383,19 +414,6 @@ impl RequirementsBuilder<'_> {
             self.requirements.addresses.push(address);
         }
     }
-}
-
-/// Returns the firewall mark of a Service port: the FNV-1a hash of its name.
-///
-/// A counter would depend on the other Services and on the order of their arrival; the hash is the
-/// same in every run. Packets carry the mark only between our hook and IPVS, so that every value
-/// but 0 is usable. If two Service ports have the same hash, the older Service gets the mark.
-pub(crate) fn mark(owner: &ServicePortName, protocol: Protocol, family: Family) -> u32 {
-    let text = format!("{owner}/{protocol}/{family:?}");
-    let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    });
-    hash.max(1)
 }
 
 /// Returns whether any destination has a weight above 0.

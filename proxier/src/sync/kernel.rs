@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use ipvs_netlink::{Family, ServiceKey};
+
 use crate::dataplane::{Dataplane, Failure, Portion};
 use crate::ledger::Owned;
 use crate::observed::{Carrier, Observed};
@@ -61,6 +63,14 @@ impl Default for KernelState {
 }
 
 impl KernelState {
+    /// Returns the virtual servers of firewall marks, owned and foreign.
+    pub(super) fn marks(&self) -> impl Iterator<Item = ServiceKey> + '_ {
+        let key = |family, mark| ServiceKey::Mark { family, mark };
+        let (first, last) = (key(Family::V4, 0), key(Family::V6, u32::MAX));
+        let servers = self.observed.virtual_servers.range(first, last);
+        servers.map(|(key, _)| key)
+    }
+
     /// Takes the observed state, so that a resync can find drift from it; `None` if it is unknown.
     ///
     /// Until the resync has read it, the state is unknown.
@@ -156,9 +166,8 @@ pub(super) fn contested(observed: &Observed, desired: &Desired) -> Vec<Problem> 
 ///
 /// Virtual servers that are not desired are not compared: they are foreign, or this round deletes them.
 fn drift(expected: &Observed, found: &Observed, desired: &Desired) -> Changed {
-    let is_changed = |key: &ipvs_netlink::ServiceKey| {
-        expected.virtual_servers.get(key) != found.virtual_servers.get(key)
-    };
+    let is_changed =
+        |key: &ServiceKey| expected.virtual_servers.get(key) != found.virtual_servers.get(key);
     let keys = desired.virtual_servers.keys();
     let found = (&found.addresses, found.carrier);
     Changed {

@@ -13,7 +13,7 @@ use super::Proxier;
 use crate::dataplane::{Dataplane, Failure};
 use crate::frontend::Frontend;
 use crate::joined::joined;
-use crate::model::{Family, Protocol, ServicePortName};
+use crate::model::{Protocol, ServicePortName};
 use crate::observed::CountedServer;
 use crate::plan::{self, Changed};
 use crate::store::Touched;
@@ -82,7 +82,7 @@ impl<D: Dataplane> Proxier<D> {
             let is_used = found.is_some_and(|found| !found.destinations.is_empty());
             is_used || self.inside(key).is_some()
         };
-        if !snapshot.has_service(&owner.service) || !is_tcp(key, owner) || !has_servers() {
+        if !snapshot.has_service(&owner.service) || !self.is_tcp(key, owner) || !has_servers() {
             return Duration::ZERO;
         }
         let config = self.planner.config();
@@ -92,13 +92,28 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Returns the observed virtual server of this frontend's inside mark; `None` if there is none.
     fn inside(&self, key: &ipvs::ServiceKey) -> Option<ipvs::ServiceKey> {
-        let address = key.address()?;
-        let owner = self.ledger.owned().owner(key)?;
-        let mark = tcp_mark(owner, address.into());
-        let family = key.family();
-        let inside = ipvs::ServiceKey::Mark { family, mark };
-        let observed = &self.kernel.observed.virtual_servers;
-        observed.contains_key(&inside).then_some(inside)
+        key.address()?;
+        let owned = self.ledger.owned();
+        let owner = owned.owner(key)?;
+        let mut marks = self.kernel.marks();
+        marks.find(|mark| {
+            mark.family() == key.family()
+                && owned.owner(mark) == Some(owner)
+                && self.is_tcp(mark, owner)
+        })
+    }
+
+    /// Returns whether the virtual server `key` of `owner` serves TCP.
+    fn is_tcp(&self, key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
+        match *key {
+            ipvs::ServiceKey::Address { protocol, .. } => protocol == ipvs::Protocol::Tcp,
+            // The key has no protocol, but the mark is the hash of one.
+            ipvs::ServiceKey::Mark { family, mark } => {
+                let marks = &self.machine.marks;
+                marks.may_be_of(mark, owner, Protocol::Tcp, family.into())
+            }
+            _ => false,
+        }
     }
 
     /// Counts the connections of `key`, which the kernel has as `found`, if it is retired.
@@ -171,18 +186,4 @@ impl<D: Dataplane> Proxier<D> {
         }
         changed
     }
-}
-
-/// Returns whether the virtual server `key` of `owner` serves TCP.
-fn is_tcp(key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
-    match *key {
-        ipvs::ServiceKey::Address { protocol, .. } => protocol == ipvs::Protocol::Tcp,
-        // The key has no protocol, but the mark is the hash of one.
-        ipvs::ServiceKey::Mark { family, mark } => mark == tcp_mark(owner, family.into()),
-        _ => false,
-    }
-}
-
-fn tcp_mark(owner: &ServicePortName, family: Family) -> u32 {
-    plan::mark(owner, Protocol::Tcp, family)
 }

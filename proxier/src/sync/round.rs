@@ -101,6 +101,13 @@ impl<D: Dataplane> Proxier<D> {
                 .update(snapshot, &self.machine, Touched::none());
             changed.extend(again);
         }
+        while self.exclude_marks(&changed) {
+            let snapshot = &self.input.snapshot;
+            let again = self
+                .planner
+                .update(snapshot, &self.machine, Touched::none());
+            changed.extend(again);
+        }
         self.untaken.extend(changed.clone());
         let desired = self.planner.desired();
         for key in &changed.virtual_servers {
@@ -124,6 +131,7 @@ impl<D: Dataplane> Proxier<D> {
         let mut machine = self.dataplane.machine()?;
         // Not a fact that the dataplane reads: `Schedulers` asks for each name once.
         machine.missing_schedulers = std::mem::take(&mut self.machine.missing_schedulers);
+        machine.marks = self.take_marks()?;
         self.machine = machine;
         ours.extend(self.plan_touched(now));
         let desired = self.planner.desired();

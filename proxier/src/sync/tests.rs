@@ -15,6 +15,7 @@ use crate::store::Update;
 
 mod failures;
 mod look;
+mod marks;
 mod missing_rules;
 mod node;
 mod order;

@@ -10,6 +10,7 @@ use ipvs_netlink as ipvs;
 use proxier::testing::conntrack::{Stale, Swept};
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
 use proxier::testing::dataplane::{Dataplane, Failure, Outcome, Portion};
+use proxier::testing::marks::MarkKey;
 use proxier::testing::nftables::{Command, Key, Table};
 use proxier::testing::observed::{
     Connections, CountedServer, LocalAddresses, Observed, ObservedServer,
@@ -295,6 +296,10 @@ impl Kernel {
 impl Dataplane for Kernel {
     fn machine(&mut self) -> Result<Machine, Failure> {
         self.0.borrow_mut().kernel.machine()
+    }
+
+    fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {
+        self.0.borrow_mut().kernel.draw_mark_key()
     }
 
     fn virtual_servers(

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use proxier::testing::filter::{Filter, FilterConfig, MarkBit};
+use proxier::testing::filter::{Filter, FilterConfig, LocalMode, MarkBit};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::ledger::LedgerFile;
 use proxier::testing::model::{Cidr, Node as NodeObject, ObjectName, Service};
@@ -42,6 +42,12 @@ fn config(drain: Duration) -> PlanConfig {
 /// Returns a configuration whose tables have all optional parts.
 fn packets() -> FilterConfig {
     FilterConfig {
+        // Both families, so that no Problem depends on our Node.
+        local_mode: LocalMode::ClusterCidr(
+            ["10.244.0.0/16", "fd00:244::/32"]
+                .map(|text| text.parse().unwrap())
+                .into(),
+        ),
         input_accept_bit: Some(MarkBit::INPUT_ACCEPT),
         hides_arp: true,
         ..FilterConfig::default()

@@ -11,7 +11,7 @@ use proxier::testing::model::{Family, TrafficPolicy};
 use proxier::testing::nftables::RulesClient;
 use proxier::testing::plan::{Admission, Availability, Scope};
 
-use super::rules::{admission, frontend, node, ranges};
+use super::rules::{admission, frontend, inside, node, ranges};
 use crate::{assert_same, lines, list};
 
 #[test]
@@ -34,7 +34,7 @@ fn changes_in_nft_syntax() {
     let local = Admission {
         policy: TrafficPolicy::Local,
         endpoints: Availability::RemoteOnly,
-        inside_mark: Some(7),
+        inside: Some(inside(7, &[])),
         ..open.clone()
     };
     rules.set_frontend(web, Some(open.clone()));
@@ -90,14 +90,17 @@ fn any_admission() -> impl Strategy<Value = Option<Admission>> {
         policy,
         endpoints,
         source_ranges,
-        proptest::option::of(1..3_u32),
+        proptest::option::of((
+            1..3_u32,
+            prop_oneof![Just(&[][..]), Just(&["10.244.1.2"][..])],
+        )),
     );
-    let any = frontend.prop_map(|(scope, policy, endpoints, list, inside_mark)| Admission {
+    let any = frontend.prop_map(|(scope, policy, endpoints, list, marked)| Admission {
         scope,
         policy,
         endpoints,
         source_ranges: list.and_then(|list| ranges(Family::V4, &list)),
-        inside_mark,
+        inside: marked.map(|(mark, here)| inside(mark, here)),
     });
     // The admission of most frontends, which a ruleset remembers only by its elements.
     let most = Just(admission(Scope::Internal, TrafficPolicy::Cluster));

@@ -6,7 +6,7 @@ use proxier::testing::filter::{FilterConfig, LocalMode, MarkBit, Ruleset};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Family, Networks, Node, Protocol, TrafficPolicy};
 use proxier::testing::nftables::Table;
-use proxier::testing::plan::{Admission, Availability, Scope};
+use proxier::testing::plan::{Admission, Availability, MarkedClients, Scope};
 
 /// Reads a frontend: `tcp 10.96.0.1:80`.
 pub(crate) fn frontend(text: &str) -> Frontend {
@@ -30,7 +30,7 @@ pub(crate) fn admission(scope: Scope, policy: TrafficPolicy) -> Admission {
         policy,
         endpoints: Availability::Usable,
         source_ranges: None,
-        inside_mark: None,
+        inside: None,
     }
 }
 
@@ -38,6 +38,17 @@ pub(crate) fn admission(scope: Scope, policy: TrafficPolicy) -> Admission {
 pub(crate) fn ranges(family: Family, list: &[&str]) -> Option<Networks> {
     let networks = list.iter().map(|text| text.parse().unwrap());
     Some(Networks::new(family, networks))
+}
+
+/// Returns the way of clients inside by this mark, with these endpoints on the node.
+pub(crate) fn inside(mark: u32, here: &[&str]) -> MarkedClients {
+    MarkedClients {
+        mark,
+        here: here
+            .iter()
+            .map(|address| address.parse().unwrap())
+            .collect(),
+    }
 }
 
 /// Returns our table with every kind of frontend, address and port.
@@ -54,7 +65,7 @@ pub(crate) fn everything(local_mode: LocalMode) -> Table {
     let external = admission(Scope::External, Cluster);
     let local = Admission {
         endpoints: Availability::RemoteOnly,
-        inside_mark: Some(0x8000_0001),
+        inside: Some(inside(0x8000_0001, &["10.244.1.2", "fd00:244:1::2"])),
         ..admission(Scope::External, Local)
     };
     let frontends = [

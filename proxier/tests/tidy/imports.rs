@@ -8,7 +8,7 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 45] = [
+const MODULES: [(&str, &[&str]); 46] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
@@ -26,6 +26,7 @@ const MODULES: [(&str, &[&str]); 45] = [
     ("relay", &["model"]),
     ("definition", &[]),
     ("destinations", &[]),
+    ("marks", &["model"]),
     ("op", &["definition", "destinations"]),
     (
         "observed",
@@ -60,6 +61,7 @@ const MODULES: [(&str, &[&str]); 45] = [
             "definition",
             "destinations",
             "frontend",
+            "marks",
             "model",
             "problem",
             "split_map",
@@ -80,7 +82,7 @@ const MODULES: [(&str, &[&str]); 45] = [
     (
         "filter",
         &[
-            "frontend", "model", "nftables", "observed", "packed", "plan",
+            "frontend", "model", "nftables", "observed", "packed", "plan", "problem",
         ],
     ),
     // `filter` for the name of the table that the monitor watches.
@@ -93,6 +95,7 @@ const MODULES: [(&str, &[&str]); 45] = [
             "definition",
             "filter",
             "frontend",
+            "marks",
             "model",
             "nftables",
             "observed",
@@ -111,6 +114,7 @@ const MODULES: [(&str, &[&str]); 45] = [
             "filter",
             "frontend",
             "joined",
+            "marks",
             "model",
             "observed",
             "plan",
@@ -180,6 +184,7 @@ const MODULES: [(&str, &[&str]); 45] = [
             "frontend",
             "joined",
             "ledger",
+            "marks",
             "model",
             "observed",
             "op",

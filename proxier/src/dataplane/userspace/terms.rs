@@ -66,7 +66,7 @@ impl AllTerms {
 }
 
 fn mark_of(key: &ipvs::ServiceKey, terms: &Terms) -> Option<ipvs::ServiceKey> {
-    let mark = terms.admission.inside_mark?;
+    let mark = terms.admission.inside.as_ref()?.mark;
     let family = key.family();
     Some(ipvs::ServiceKey::Mark { family, mark })
 }

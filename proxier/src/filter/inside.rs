@@ -1,0 +1,246 @@
+//! Clients inside the cluster at frontends with policy Local, where they reach the endpoints of all nodes.
+//!
+//! IPVS finds these endpoints by a firewall mark, which a packet has only while it passes IPVS:
+//!
+//! ```text
+//!  input, output: ours → 0 ─▶ frontend? ─▶ client inside? ─▶ save the mark, set ours ─▶ IPVS
+//!  output -300:   restore the mark; masquerade what would not return, unless the endpoint is here ─▶ endpoint
+//! ```
+
+use std::time::Duration;
+
+use super::chains::{
+    FAMILIES, clear_bit, from_service_address, frontend_map, goto, networks_of, rule,
+};
+use super::config::{FilterConfig, LocalMode, NodeFacts};
+use super::names::*;
+use crate::model::Cidr;
+use crate::nftables::{
+    Chain, Hook, KeyType, Match, NewMark, Relation, Rule, Selector, Set, SetKind, Statement, Table,
+    Verdict,
+};
+
+/// Before IPVS (98 and 99, `net/netfilter/ipvs/ip_vs_core.c`), and after filters (0).
+const BEFORE_IPVS_INPUT: Hook = Hook::Input(97);
+/// Before IPVS looks for a virtual server (-98), and after other programs' destination NAT (-100).
+const BEFORE_IPVS_OUTPUT: Hook = Hook::Output(-99);
+/// Before connection tracking (-200) and other programs' usual chains, for packets that IPVS sends.
+const AFTER_IPVS_OUTPUT: Hook = Hook::Output(-300);
+
+/// How long a packet's earlier mark is kept. A packet passes from the hook that saves it to the hook that
+/// restores it within microseconds.
+const MARK_TIMEOUT: Duration = Duration::from_secs(60);
+/// The maximum number of connections whose earlier marks are kept.
+const MAX_MARKS: u32 = 65_536;
+
+/// The devices of Pods that common network plugins make, by the beginning of their names: Calico, Amazon, Azure,
+/// Cilium, Google, plugins of the CNI project (a device of each Pod, or a bridge of the node), kubenet.
+///
+/// Not `weave`, a bridge of all nodes.
+const POD_DEVICES: [&str; 8] = ["cali", "eni", "azv", "lxc", "gke", "veth", "cni", "cbr0"];
+
+/// Adds the sets and chains to `table`.
+pub(super) fn add_to(table: &mut Table, config: &FilterConfig, node: &NodeFacts) {
+    for family in FAMILIES {
+        let address = KeyType::Address(family);
+        let frontend = [address, KeyType::Protocol, KeyType::Port];
+        table.add_set(Set::new(INSIDE.of(family), frontend, SetKind::Verdicts));
+        let marked = [address, KeyType::Mark];
+        table.add_set(Set::new(INSIDE_HERE.of(family), marked, SetKind::Set));
+    }
+    table.add_set(Set::new(INSIDE_MARKS, [KeyType::Mark], SetKind::Set));
+    let learned = SetKind::Learned {
+        timeout: MARK_TIMEOUT,
+        size: MAX_MARKS,
+    };
+    table.add_set(Set::new(MARKS_BEFORE, [KeyType::ConnectionId], learned));
+    let clients = LocalClients::on(config, node);
+    for chain in [
+        Chain::at("inside-input", BEFORE_IPVS_INPUT, before_ipvs()),
+        Chain::at("inside-output", BEFORE_IPVS_OUTPUT, before_ipvs()),
+        Chain::at(
+            "restore-output",
+            AFTER_IPVS_OUTPUT,
+            [with_inside_mark(goto(TO_ENDPOINT))],
+        ),
+        Chain::new(LOCAL_ONLY, clients.local_only()),
+        Chain::new(NOT_HERE, clients.not_here()),
+        Chain::new(INSIDE_CHAIN, inside_marks()),
+        Chain::new(INSIDE_CLIENTS, clients.pass()),
+        Chain::new(TO_ENDPOINT, to_endpoint()),
+        Chain::new(TO_ENDPOINT_HERE, to_endpoint_here(config)),
+        Chain::new(RESTORE, restore()),
+    ] {
+        table.add_chain(chain);
+    }
+}
+
+/// The clients of frontends with policy Local.
+struct LocalClients {
+    /// Matches for Pods of this node: answers to them return through this node.
+    here: Vec<Match>,
+    /// Matches for clients that are inside the cluster, and perhaps on other nodes.
+    inside: Vec<Match>,
+}
+
+impl LocalClients {
+    fn on(config: &FilterConfig, node: &NodeFacts) -> Self {
+        let of_device = |prefix: &str| Match::InputInterfacePrefix(Relation::Is, prefix.into());
+        let mut here = from_networks(&node.pod_cidrs);
+        let mut inside = Vec::new();
+        match &config.local_mode {
+            LocalMode::ClusterCidr(networks) => {
+                here.extend(POD_DEVICES.map(of_device));
+                inside = from_networks(networks);
+            }
+            LocalMode::NodeCidr => here.extend(POD_DEVICES.map(of_device)),
+            LocalMode::BridgeInterface(name) => {
+                here.push(Match::InputInterface(Relation::Is, name.clone()));
+            }
+            LocalMode::InterfaceNamePrefix(prefix) => here.push(of_device(prefix)),
+        }
+        Self { here, inside }
+    }
+
+    /// Returns rules that return for clients inside the cluster. Processes of this node are inside in every mode.
+    fn return_inside(&self) -> Vec<Rule> {
+        let inside = self.inside.iter().chain(&self.here).cloned();
+        let inside = inside.chain([Match::SourceIsLocal]);
+        inside.map(return_for).collect()
+    }
+
+    /// Masquerades connections from clients inside the cluster on other nodes, because the answer of an
+    /// endpoint on a third node would not return through this one. [`to_endpoint_here`] revokes it.
+    fn local_only(&self) -> Vec<Rule> {
+        let mut rules: Vec<Rule> = FAMILIES.map(from_service_address).into();
+        // [`to_endpoint`] decides about processes of this node.
+        rules.push(return_for(Match::SourceIsLocal));
+        rules.extend(self.here.iter().cloned().map(return_for));
+        for inside in &self.inside {
+            rules.push(rule([inside.clone().into(), goto(MASQUERADE)]));
+        }
+        rules
+    }
+
+    /// Returns for clients inside the cluster. Ends the hook's chain for others, so that their packets get no mark.
+    fn pass(&self) -> Vec<Rule> {
+        let mut rules = self.return_inside();
+        rules.push(rule([Verdict::Accept.into()]));
+        rules
+    }
+
+    /// Drops new connections from outside the cluster.
+    ///
+    /// A rejection would end the client's attempt. After a drop, the client repeats its SYN, and a load
+    /// balancer that has just removed this node sends the SYN to another node.
+    fn not_here(&self) -> Vec<Rule> {
+        let mut rules = vec![return_for(Match::Established)];
+        rules.extend(self.return_inside());
+        rules.push(rule([Verdict::Drop.into()]));
+        rules
+    }
+}
+
+fn return_for(condition: Match) -> Rule {
+    rule([condition.into(), Verdict::Return.into()])
+}
+
+/// Returns the rules before IPVS looks for a virtual server.
+///
+/// A packet that another program gave a mark of ours loses it: IPVS would take it to our virtual server,
+/// whatever its destination.
+fn before_ipvs() -> Vec<Rule> {
+    let no_mark = Statement::SetMark(NewMark::To(0));
+    vec![with_inside_mark(no_mark), rule([goto(INSIDE_CHAIN)])]
+}
+
+fn inside_marks() -> Vec<Rule> {
+    FAMILIES
+        .map(|family| rule([frontend_map(family, INSIDE)]))
+        .into()
+}
+
+/// Applies `then` to packets with a firewall mark of ours.
+pub(super) fn with_inside_mark(then: Statement) -> Rule {
+    let has_inside_mark = Statement::In {
+        key: [Selector::Mark].into(),
+        set: INSIDE_MARKS.into(),
+    };
+    rule([has_inside_mark, then])
+}
+
+/// Restores the earlier mark of a packet from inside that IPVS sends to an endpoint, and masquerades a connection
+/// of this node to an endpoint on another one.
+///
+/// The source may be an address that the endpoint's node has too: a service address, or a load-balancer address on an
+/// interface. The answers would stay on that node.
+fn to_endpoint() -> Vec<Rule> {
+    let mut rules: Vec<Rule> = FAMILIES
+        .map(|family| {
+            let is_here = Statement::In {
+                key: [Selector::Destination(family), Selector::Mark].into(),
+                set: INSIDE_HERE.of(family).into(),
+            };
+            rule([is_here, goto(TO_ENDPOINT_HERE)])
+        })
+        .into();
+    rules.push(rule([Verdict::Jump(RESTORE.into()).into()]));
+    let (is_new, is_own) = (Match::New.into(), Match::SourceIsLocal.into());
+    rules.push(rule([is_new, is_own, goto(MASQUERADE)]));
+    rules
+}
+
+/// Restores the earlier mark of a packet from inside that IPVS sends to an endpoint on this node, and revokes the
+/// masquerading of a client on another node: the answers pass this node anyway.
+fn to_endpoint_here(config: &FilterConfig) -> Vec<Rule> {
+    vec![
+        rule([Verdict::Jump(RESTORE.into()).into()]),
+        // Its source may be a service address, which other software does not know as this node's.
+        return_for(Match::SourceIsLocal),
+        clear_bit(config.masquerade_bit),
+    ]
+}
+
+/// Sets the saved mark of the packet's connection. If none was saved, the earlier mark was 0.
+fn restore() -> Vec<Rule> {
+    let saved = NewMark::Mapped {
+        key: Selector::ConnectionId,
+        map: MARKS_BEFORE.into(),
+    };
+    vec![
+        rule([Statement::SetMark(saved), Verdict::Return.into()]),
+        rule([Statement::SetMark(NewMark::To(0))]),
+    ]
+}
+
+/// Returns the chain that gives packets of clients inside the cluster the firewall mark `mark`, and saves the mark
+/// that they had.
+///
+/// One rule saves and sets: if the map is full, the packet keeps its mark, by which other programs enforce
+/// policies, and reaches the endpoints that clients outside reach.
+pub(super) fn firewall_mark(mark: u32) -> Chain {
+    let set = || Statement::SetMark(NewMark::To(mark));
+    let remember = Statement::Remember {
+        map: MARKS_BEFORE.into(),
+        key: Selector::ConnectionId,
+        data: Selector::Mark,
+    };
+    Chain::new(
+        inside(mark),
+        [
+            rule([Verdict::Jump(INSIDE_CLIENTS.into()).into()]),
+            // Most packets have no mark. They need no element, because `restore` sets 0 without
+            // one.
+            rule([Match::Unmarked.into(), set(), Verdict::Return.into()]),
+            rule([remember, set()]),
+        ],
+    )
+}
+
+fn from_networks(networks: &[Cidr]) -> Vec<Match> {
+    FAMILIES
+        .into_iter()
+        .filter_map(|family| networks_of(family, networks))
+        .map(|networks| Match::Source(Relation::Is, networks))
+        .collect()
+}

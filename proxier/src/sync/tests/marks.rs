@@ -1,0 +1,166 @@
+//! Firewall marks: other programs' virtual servers of marks, restarts, lost ledgers, and earlier versions.
+
+use super::*;
+use crate::marks::{MarkKey, Marks};
+use crate::model::{Family, Protocol, ServicePortName};
+use crate::observed::{Connections, ObservedServer};
+
+const DRAIN: Duration = Duration::from_secs(60);
+
+/// Returns a Service with policy Local, so that it has a mark.
+fn local() -> Manifest {
+    Manifest::service("web")
+        .of_type("LoadBalancer")
+        .cluster_ip("10.96.3.1")
+        .ingress("198.51.100.5")
+        .spec("externalTrafficPolicy", "Local")
+        .port("http", "TCP", 80)
+}
+
+fn cluster() -> [Manifest; 3] {
+    let slice = Manifest::slice_of("web").port("http", "TCP", 8080);
+    let slice = slice.endpoint("10.244.1.2").endpoint("10.244.2.2");
+    [node(), local(), slice]
+}
+
+fn owner() -> ServicePortName {
+    "default/web:http".into()
+}
+
+/// Returns the mark that the Service gets first, on a node with this key.
+fn first_mark(key: MarkKey) -> u32 {
+    let avoided = Filter::new(FilterConfig::default()).mark_bits();
+    Marks::new(key, avoided).of(&owner(), Protocol::Tcp, Family::V4)
+}
+
+fn key_of(mark: u32) -> ipvs::ServiceKey {
+    let family = ipvs::Family::V4;
+    ipvs::ServiceKey::Mark { family, mark }
+}
+
+/// Returns the marks that the kernel has virtual servers for.
+fn marks(proxier: &Fake) -> Vec<u32> {
+    let keys = proxier.dataplane.state.virtual_servers.keys();
+    let marks = keys.filter_map(|key| match key {
+        ipvs::ServiceKey::Mark { mark, .. } => Some(mark),
+        _ => None,
+    });
+    marks.collect()
+}
+
+/// Returns a virtual server with a destination.
+fn server(key: ipvs::ServiceKey, destination: &str) -> ObservedServer {
+    let mut server = ObservedServer::empty(&ipvs::Service::new(key, "rr".parse().unwrap()));
+    let destination: std::net::SocketAddr = destination.parse().unwrap();
+    server.destinations = vec![ipvs::Destination::new(destination.into(), 1)].into();
+    server
+}
+
+fn started(kernel: FakeKernel, ledger: &Path) -> Fake {
+    let mut proxier = draining_proxier(kernel, ledger, DRAIN);
+    receive(&mut proxier, &cluster());
+    assert_eq!(proxier.sync(START).unwrap().failures().count(), 0);
+    proxier
+}
+
+#[test]
+fn a_virtual_server_of_another_program_keeps_its_mark() {
+    let directory = tempfile::tempdir().unwrap();
+    let mark = first_mark(MarkKey::default());
+    let foreign = server(key_of(mark), "192.0.2.1:6443");
+    for is_first in [true, false] {
+        let ledger = directory.path().join(format!("ledger-{is_first}"));
+        let mut kernel = FakeKernel::default();
+        let create = |kernel: &mut FakeKernel| {
+            let servers = &mut kernel.state.virtual_servers;
+            servers.insert(key_of(mark), foreign.clone());
+        };
+        let mut proxier = if is_first {
+            create(&mut kernel);
+            started(kernel, &ledger)
+        } else {
+            let mut proxier = draining_proxier(kernel, &ledger, DRAIN);
+            receive(&mut proxier, &[node()]);
+            proxier.sync(START).unwrap();
+            create(&mut proxier.dataplane);
+            receive(&mut proxier, &cluster());
+            proxier.sync(START).unwrap();
+            proxier
+        };
+        let own: Vec<u32> = marks(&proxier)
+            .into_iter()
+            .filter(|it| *it != mark)
+            .collect();
+        assert_eq!(own.len(), 1);
+        assert!(rules(&proxier).contains(&format!("inside-{:08x}", own[0])));
+        proxier.resync(START).unwrap();
+        // The next process, and the deletion of the Service, leave it alone too.
+        let mut next = started(proxier.dataplane, &ledger);
+        assert_eq!(marks(&next).len(), 2);
+        receive(&mut next, &[node()]);
+        next.sync(START).unwrap();
+        assert_eq!(marks(&next), [mark]);
+        let found = &next.dataplane.state.virtual_servers[&key_of(mark)];
+        assert_eq!(*found, foreign);
+        assert!(!next.ledger().owned().contains(&key_of(mark)));
+    }
+}
+
+#[test]
+fn marks_stay_over_restarts_and_are_new_without_the_ledger() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = directory.path().join("ledger");
+    let first = started(FakeKernel::default(), &ledger);
+    let before = marks(&first);
+    let mut kernel = first.dataplane;
+    kernel.mark_key = MarkKey::new([1; 16]);
+    let writes = kernel.clone();
+    let next = started(kernel, &ledger);
+    assert_eq!(marks(&next), before);
+    assert_eq!(next.dataplane.state, writes.state);
+
+    std::fs::remove_file(&ledger).unwrap();
+    let last = started(next.dataplane, &ledger);
+    // The old virtual server keeps its connections. No rule sends new ones to it.
+    let old = &last.dataplane.state.virtual_servers[&key_of(before[0])];
+    assert_eq!(*old, writes.state.virtual_servers[&key_of(before[0])]);
+    let new = first_mark(MarkKey::new([1; 16]));
+    assert!(marks(&last).contains(&new) && marks(&last).len() == 2);
+    let rules = rules(&last);
+    assert!(rules.contains(&format!("inside-{new:08x}")));
+    assert!(!rules.contains(&format!("inside-{:08x}", before[0])));
+}
+
+/// Connections through the virtual server of a mark without a key end in their time.
+#[test]
+fn the_mark_of_an_earlier_version_drains() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = directory.path().join("ledger");
+    // The FNV-1a hash of "default/web:http/TCP/V4".
+    let key = key_of(OLD_MARK);
+    let line = format!(
+        r#"{{"own":{{"server":{{"mark":{OLD_MARK},"v6":false}},"service":"default/web:http"}}}}"#
+    );
+    std::fs::write(&ledger, line + "\n").unwrap();
+    let mut kernel = FakeKernel::default();
+    let old = server(key, "10.244.2.2:8080");
+    let destination = old.destinations.iter().next().unwrap().key;
+    kernel.state.virtual_servers.insert(key, old);
+    let active = Connections {
+        active: 1,
+        inactive: 0,
+    };
+    kernel.connections.insert((key, destination), active);
+    let mut proxier = started(kernel, &ledger);
+    let has_old = |proxier: &Fake| marks(proxier).contains(&OLD_MARK);
+    assert!(has_old(&proxier) && marks(&proxier).len() == 2);
+    let found = &proxier.dataplane.state.virtual_servers[&key];
+    assert!(found.destinations.iter().all(|it| it.weight == 0));
+    proxier.sync(START + Duration::from_secs(2)).unwrap();
+    assert!(has_old(&proxier));
+    proxier.dataplane.connections.clear();
+    proxier.sync(START + Duration::from_secs(40)).unwrap();
+    assert!(!has_old(&proxier));
+}
+
+const OLD_MARK: u32 = 421_501_566;
