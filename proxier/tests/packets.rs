@@ -16,6 +16,7 @@ mod packets {
     mod icmp;
     mod input;
     mod load;
+    mod local;
     mod mark_chains;
     mod marks;
     mod node;
@@ -29,6 +30,7 @@ mod packets {
     pub(super) mod services;
     mod source_nat;
     mod stale;
+    mod tenants;
     mod unserved;
 }
 

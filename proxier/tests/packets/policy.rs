@@ -9,9 +9,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use lab::net::{Answer, Host};
+use proxier::testing::model::TrafficPolicy;
 use proxier::testing::plan::ServiceAddresses;
 
 use super::host_ports::has_iptables;
+use super::local::fill_map;
 use super::plugin::Iptables;
 use super::scene::Scene;
 use super::services::{POD1, Services};
@@ -282,6 +284,25 @@ fn a_policy_holds(iptables: Iptables) {
             scene.restart();
             scene.program(services());
             assert_eq!(answered(&scene), permitted(policy), "{policy:?}, restarted");
+        }
+    });
+}
+
+/// A Pod can fill the map of saved marks. Felix' mark says that a policy applies, so packets must keep it.
+#[test]
+fn a_policy_of_calico_holds_at_frontends_with_policy_local_while_the_map_of_marks_is_full() {
+    lab::test(|| {
+        if !has_iptables() {
+            return;
+        }
+        let services = services().edit("web", |web| web.external_policy = TrafficPolicy::Local);
+        let mut scene = scene(ServiceAddresses::Routes);
+        scene.program(services);
+        fill_map(&scene);
+        for policy in [Policy::AllowAll, Policy::DenyAll, Policy::AllowPod3] {
+            let (node, iptables) = (scene.client("node"), Iptables::Nft);
+            Felix { node, iptables }.start(policy);
+            assert_eq!(answered(&scene), permitted(policy), "{policy:?}");
         }
     });
 }

@@ -248,7 +248,7 @@ fn words(client: &str, to: IpAddr, answer: &Answer) -> String {
 }
 
 /// The addresses of the hosts.
-const CLIENTS: [(&str, &str); 14] = [
+const CLIENTS: [(&str, &str); 16] = [
     ("pod1", "10.244.1.2"),
     ("pod1", "fd00:244:1::2"),
     ("pod2", "10.244.1.3"),
@@ -257,6 +257,8 @@ const CLIENTS: [(&str, &str); 14] = [
     ("pod3", "fd00:244:1::4"),
     ("podB1", "10.244.2.2"),
     ("podB1", "fd00:244:2::2"),
+    ("podB2", "10.244.2.3"),
+    ("podB2", "fd00:244:2::3"),
     ("peer", "172.18.0.3"),
     ("peer", "fd00:172:18::3"),
     ("ext", "203.0.113.9"),
