@@ -111,6 +111,12 @@ impl LastingConditions {
         report.write();
     }
 
+    /// Returns whether a condition began and did not end.
+    #[cfg(test)]
+    pub(crate) fn is_lasting(&self) -> bool {
+        self.kinds.values().any(|lasting| lasting.ended.is_none())
+    }
+
     /// Logs the end of all conditions.
     pub(crate) fn end(&mut self, now: Duration) {
         if !self.kinds.is_empty() {

@@ -29,6 +29,9 @@ use crate::problem::Problem;
 use crate::store::Event;
 
 use inventory::Inventory;
+use pool::Numbers;
+
+pub(crate) use files::paths;
 
 /// Options for loading manifests.
 #[derive(Clone, Debug)]
@@ -62,6 +65,16 @@ pub struct Loaded {
     /// Whether every file, document and object could be read. A bad field does not count: it
     /// affects only itself.
     pub is_whole: bool,
+    /// The cluster IPs and node ports that the next load keeps.
+    pub allocated: Allocated,
+}
+
+/// The cluster IPs and node ports that were allocated for Services without one. A [`reload`] keeps them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allocated {
+    /// The numbers of addresses, for each range of `--service-cidr`.
+    addresses: Vec<Numbers>,
+    node_ports: Numbers,
 }
 
 /// Why manifests could not be loaded.
@@ -88,12 +101,20 @@ pub enum Error {
 /// Loads the file `path`, or the `*.yaml`, `*.yml` and `*.json` files of the directory `path`.
 ///
 /// Like kubectl, it does not read subdirectories. Names that begin with a dot are ignored, which
-/// leaves one copy of each file of a mounted ConfigMap. Files are read in the order of their names.
+/// leaves one copy of each file of a mounted ConfigMap. Pipes, sockets and devices of a directory are not opened. Files are read in the order of their names.
 /// If two describe the same object, the later one is used.
 ///
 /// # Errors
 /// If `path` itself cannot be read. An unreadable file in the directory is a [`Problem`].
 pub fn load(path: &Path, options: &Options) -> Result<Loaded, Error> {
+    reload(path, options, &Allocated::default())
+}
+
+/// Loads as [`load`] does. Services keep what an earlier load `allocated`, unless a manifest specifies it now.
+///
+/// # Errors
+/// As [`load`].
+pub fn reload(path: &Path, options: &Options, allocated: &Allocated) -> Result<Loaded, Error> {
     let mut inventory = Inventory::new(options);
     for file in files::find(path)? {
         let name = file.path.display().to_string();
@@ -102,12 +123,12 @@ pub fn load(path: &Path, options: &Options) -> Result<Loaded, Error> {
             Err(reason) => inventory.add_unreadable_file(&name, &reason),
         }
     }
-    Ok(inventory.finish(options))
+    Ok(inventory.finish(options, allocated.clone()))
 }
 
 /// Parses `text` as the content of the file `file`: YAML or JSON, one or more documents. Does no I/O.
 pub fn parse(text: &str, file: &str, options: &Options) -> Loaded {
     let mut inventory = Inventory::new(options);
     inventory.read(text, file);
-    inventory.finish(options)
+    inventory.finish(options, Allocated::default())
 }

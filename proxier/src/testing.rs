@@ -92,7 +92,7 @@ pub mod ledger {
 
 pub mod manifests {
     //! Objects from files.
-    pub use crate::manifests::{Error, Loaded, Options, load, parse};
+    pub use crate::manifests::{Allocated, Error, Loaded, Options, load, parse, reload};
 }
 
 pub mod marks {

@@ -1,14 +1,15 @@
 //! Allocates cluster IPs for Services without one.
 //!
 //! The API server allocates at random and stores the result. Here nothing is stored, so an address
-//! is computed from the Service's name (see [`Pool`]): the same in every run and for every order of
-//! files. An address that a manifest specifies is never given to another Service.
+//! is computed from the Service's name (see [`Pool`]): the same in every run with the same Services, for every
+//! order of files. A running process keeps the addresses it allocated when Services are added. An address that a
+//! manifest specifies is never given to another Service.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::inventory::Located;
-use super::pool::Pool;
+use super::pool::{Numbers, Pool};
 use crate::api::{self, Scalar, parse_address, parse_family};
 use crate::model::{Cidr, Family, ObjectName};
 
@@ -16,9 +17,13 @@ use crate::model::{Cidr, Family, ObjectName};
 const MAX_SIZE: u64 = 1 << 32;
 
 /// Allocates a cluster IP from `networks` for each Service without one, as long as some are free.
+///
+/// `numbers` has those of the load before for each range; see [`Pool::assign_again`], also for `are_all`.
 pub(super) fn assign(
     services: &mut BTreeMap<ObjectName, Located<api::ServiceObject<'static>>>,
     networks: &[Cidr],
+    numbers: &mut Vec<Numbers>,
+    are_all: bool,
 ) {
     let mut ranges = ranges(networks);
     let requests = services.iter_mut();
@@ -29,14 +34,18 @@ pub(super) fn assign(
     for &address in requests.iter().flat_map(|request| &request.given) {
         ranges.iter_mut().for_each(|range| range.reserve(address));
     }
-    for range in &mut ranges {
+    // The networks of a process never change, nor do its ranges.
+    numbers.resize_with(ranges.len(), Numbers::default);
+    for (range, numbers) in ranges.iter_mut().zip(numbers) {
         let family = range.network.family();
         let lacking = requests.iter_mut().filter(|it| it.lacks(family));
         let mut lacking: Vec<&mut AddressRequest<'_>> = lacking.collect();
-        let numbers = range.pool.assign(&lacking);
-        for (request, number) in lacking.iter_mut().zip(numbers) {
-            let address = number.map(|number| range.address(number));
+        let assigned = range.pool.assign_again(&lacking, numbers, are_all);
+        for (request, assigned) in lacking.iter_mut().zip(assigned) {
+            let address = assigned.number.map(|number| range.address(number));
             request.given.extend(address);
+            let remark = assigned.remark(|number| range.address(number));
+            request.remarks.extend(remark);
         }
     }
     for request in requests {
@@ -99,6 +108,8 @@ struct AddressRequest<'a> {
     written: usize,
     given: Vec<IpAddr>,
     wanted: Vec<Family>,
+    /// What the operator must know of the allocated addresses.
+    remarks: Vec<String>,
 }
 
 impl AsRef<str> for AddressRequest<'_> {
@@ -125,6 +136,7 @@ impl<'a> AddressRequest<'a> {
             wanted: wanted_families(&located.object, &given, networks),
             given,
             located,
+            remarks: Vec::new(),
         })
     }
 
@@ -143,6 +155,9 @@ impl<'a> AddressRequest<'a> {
         let is_served = located.object.metadata.labels.service_proxy_name == Scalar::Absent;
         let is_preferred = spec.ip_family_policy.as_str() == Some("PreferDualStack");
         located.is_unservable = self.given.is_empty();
+        for remark in self.remarks.into_iter().filter(|_| is_served) {
+            located.add_problem(&format!("Service {}", self.name), "spec.clusterIP", remark);
+        }
         for family in missing {
             let has_network = networks.iter().any(|network| network.family() == family);
             let reason = shortage(family, networks);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::document::{self, ManifestObject};
 use super::kind::Object;
-use super::{Loaded, Options, addresses, node_ports};
+use super::{Allocated, Loaded, Options, addresses, node_ports};
 use crate::api::{self, Scalar};
 use crate::model::{self, ObjectName};
 use crate::problem::{Problem, Source};
@@ -116,10 +116,17 @@ impl Inventory {
         Ok(())
     }
 
-    /// Does the control plane's part and converts all objects to events.
-    pub(super) fn finish(mut self, options: &Options) -> Loaded {
-        addresses::assign(&mut self.services, &options.service_cidr);
-        node_ports::assign(&mut self.services);
+    /// Does the control plane's part and converts all objects to events. `allocated` is that of the load before.
+    pub(super) fn finish(mut self, options: &Options, mut allocated: Allocated) -> Loaded {
+        let are_all = !self.is_partial;
+        let networks = &options.service_cidr;
+        addresses::assign(
+            &mut self.services,
+            networks,
+            &mut allocated.addresses,
+            are_all,
+        );
+        node_ports::assign(&mut self.services, &mut allocated.node_ports, are_all);
         // Before `parse_services`, which consumes the Services.
         self.mirror();
         let services = self.parse_services();
@@ -141,6 +148,7 @@ impl Inventory {
             events,
             problems: self.problems,
             is_whole,
+            allocated,
         }
     }
 

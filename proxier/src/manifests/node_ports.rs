@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::inventory::Located;
-use super::pool::Pool;
+use super::pool::{Numbers, Pool};
 use crate::api::{self, Scalar, ServiceSpec};
 use crate::model::ObjectName;
 
@@ -18,7 +18,13 @@ const LOW: u16 = COUNT / 32;
 
 /// Allocates the missing node ports of Services of type `NodePort` and `LoadBalancer`, and the
 /// missing health-check ports of load balancers.
-pub(super) fn assign(services: &mut BTreeMap<ObjectName, Located<api::ServiceObject<'static>>>) {
+///
+/// `numbers` has those of the load before; see [`Pool::assign_again`], also for `are_all`.
+pub(super) fn assign(
+    services: &mut BTreeMap<ObjectName, Located<api::ServiceObject<'static>>>,
+    numbers: &mut Numbers,
+    are_all: bool,
+) {
     let mut pool = Pool::new(COUNT.into(), LOW.into());
     // All specified ports are reserved before one is allocated.
     for located in services.values() {
@@ -36,20 +42,24 @@ pub(super) fn assign(services: &mut BTreeMap<ObjectName, Located<api::ServiceObj
             requests.extend(requests_of(name, &mut located.object.spec));
         }
     }
-    let numbers = pool.assign(&requests);
-    let mut refused = Vec::new();
-    for (request, number) in requests.into_iter().zip(numbers) {
-        match number.and_then(|number| u16::try_from(number).ok()) {
-            None => refused.push((request.service.clone(), request.field)),
-            Some(number) => request.ports.into_iter().for_each(|port| {
-                *port = (FIRST + number).into();
-            }),
+    let assigned = pool.assign_again(&requests, numbers, are_all);
+    let mut remarks = Vec::new();
+    for (request, assigned) in requests.into_iter().zip(assigned) {
+        let number = assigned
+            .number
+            .and_then(|number| u16::try_from(number).ok());
+        let remark = match number {
+            None => Some("every node port is in use; none is allocated".to_owned()),
+            Some(_) => assigned.remark(|number| u64::from(FIRST) + number),
+        };
+        remarks.extend(remark.map(|remark| (request.service.clone(), request.field, remark)));
+        for (port, number) in request.ports.into_iter().zip(number.into_iter().cycle()) {
+            *port = (FIRST + number).into();
         }
     }
-    for (name, field) in refused {
+    for (name, field, remark) in remarks {
         if let Some(located) = services.get_mut(&name) {
-            let message = "every node port is in use; none is allocated";
-            located.add_problem(&format!("Service {name}"), field, message);
+            located.add_problem(&format!("Service {name}"), field, remark);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Allocation of numbers that rarely changes when claims are added or removed.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
 
 use crate::stable_hash::{fnv1a, mix};
 
@@ -10,12 +11,13 @@ const ROUNDS: u64 = 32;
 
 /// Numbers that are allocated by hashing the names of claims.
 ///
-/// Nothing is stored between runs, so the result depends only on the names of the claims and the
+/// Nothing is stored between runs, so the result of [`Pool::assign`] depends only on the names of the claims and the
 /// reserved numbers. Each claim has a sequence of preferred numbers. First all claims try their first
 /// number, in the order of their names. Then claims without a number try their second one, and so on. A new
 /// or removed claim changes the number of another claim only if both prefer the same number, directly or
-/// through a third claim. That is rare until the pool is nearly full, but possible. So a number that must
-/// never change must be written into the manifest.
+/// through a third claim. In a pool that is a third full, a quarter more claims move one claim in ten. So a running
+/// process keeps the numbers of present claims ([`Pool::assign_again`]), and a number that must never change must be
+/// written into the manifest.
 ///
 /// The lowest numbers are allocated last (KEP-3070, KEP-3668), because people choose low numbers by
 /// hand.
@@ -25,6 +27,42 @@ pub(super) struct Pool {
     /// How many of the lowest numbers are allocated last.
     low: u64,
     taken: HashSet<u64>,
+}
+
+/// The numbers of the claims of a pool, by the claims' names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Numbers(BTreeMap<Box<str>, u64>);
+
+/// What a claim got from a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Assigned {
+    /// The number; `None` if the pool is exhausted.
+    pub(super) number: Option<u64>,
+    /// What it had before, if it had a number.
+    before: Option<u64>,
+    /// What a new process allocates for the same claims.
+    in_new_process: Option<u64>,
+}
+
+impl Assigned {
+    /// Returns what the operator must know of the number, which `show` prints; `None` if it is the same in every run.
+    pub(super) fn remark<T: Display>(&self, show: impl Fn(u64) -> T) -> Option<String> {
+        let number = self.number?;
+        match self.before {
+            Some(before) if before != number => Some(format!(
+                "{} was allocated before, but is specified now; {} is allocated instead",
+                show(before),
+                show(number)
+            )),
+            _ if self.in_new_process != self.number => Some(format!(
+                "{} is in use until a restart, which allocates {}; specify it to keep it",
+                show(number),
+                self.in_new_process
+                    .map_or_else(|| "none".to_owned(), |it| show(it).to_string())
+            )),
+            _ => None,
+        }
+    }
 }
 
 impl Pool {
@@ -44,8 +82,52 @@ impl Pool {
         }
     }
 
+    /// Assigns numbers to `claims` in their order. A claim keeps its number of `numbers`, unless that is reserved.
+    ///
+    /// `numbers` gets the new numbers. Claims that are gone lose theirs if `are_all`; otherwise they may be in an
+    /// unreadable file, so their numbers are not free.
+    pub(super) fn assign_again(
+        &mut self,
+        claims: &[impl AsRef<str>],
+        numbers: &mut Numbers,
+        are_all: bool,
+    ) -> Vec<Assigned> {
+        let in_new_process = self.clone().assign(claims);
+        let before = |claim: &str| numbers.0.get(claim).copied();
+        let kept = claims.iter().map(|claim| {
+            let number = before(claim.as_ref())?;
+            self.taken.insert(number).then_some(number)
+        });
+        let kept: Vec<Option<u64>> = kept.collect();
+        if !are_all {
+            self.taken.extend(numbers.0.values());
+        }
+        let is_new = |&claim: &usize| kept[claim].is_none();
+        let new: Vec<usize> = (0..claims.len()).filter(is_new).collect();
+        let new_names: Vec<&str> = new.iter().map(|&claim| claims[claim].as_ref()).collect();
+        let mut all = kept;
+        for (&claim, number) in new.iter().zip(self.assign(&new_names)) {
+            all[claim] = number;
+        }
+        let assigned = claims.iter().zip(all).zip(in_new_process);
+        let assigned = assigned.map(|((claim, number), in_new_process)| Assigned {
+            number,
+            before: before(claim.as_ref()),
+            in_new_process,
+        });
+        let assigned: Vec<Assigned> = assigned.collect();
+        if are_all {
+            numbers.0.clear();
+        }
+        let claims = claims.iter().map(|claim| claim.as_ref().into());
+        let present = claims.zip(assigned.iter().map(|it| it.number));
+        let present = present.filter_map(|(claim, number)| Some((claim, number?)));
+        numbers.0.extend(present);
+        assigned
+    }
+
     /// Returns a number for each claim, in the order of `claims`; `None` if the pool is exhausted.
-    pub(super) fn assign(&mut self, claims: &[impl AsRef<str>]) -> Vec<Option<u64>> {
+    fn assign(&mut self, claims: &[impl AsRef<str>]) -> Vec<Option<u64>> {
         let name = |claim: usize| claims[claim].as_ref();
         let mut numbers = vec![None; claims.len()];
         let mut waiting: Vec<usize> = (0..claims.len()).collect();

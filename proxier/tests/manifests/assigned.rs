@@ -1,12 +1,14 @@
 //! Allocation of cluster IPs and node ports.
 
+use std::collections::BTreeMap;
+
 use api_server::Manifest;
 use proptest::prelude::*;
-use proxier::testing::manifests::{self, Options};
+use proxier::testing::manifests::{self, Allocated, Options};
 use proxier::testing::model::Service;
 use serde_json::json;
 
-use super::{golden, objects, options, show};
+use super::{golden, objects, options, problems, show};
 
 #[test]
 fn missing_addresses_are_reported() {
@@ -47,6 +49,137 @@ fn services(documents: &[String]) -> Vec<Service> {
         .iter()
         .filter_map(|service| service.object.clone())
         .collect()
+}
+
+/// The Services of a directory whose files are added while a process runs: their addresses and problems.
+struct Running {
+    directory: tempfile::TempDir,
+    allocated: Allocated,
+}
+
+impl Running {
+    fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+            allocated: Allocated::default(),
+        }
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        std::fs::write(self.directory.path().join(file), text).unwrap();
+    }
+
+    fn write_services(&self, numbers: std::ops::Range<u32>) {
+        for number in numbers {
+            let name = format!("s{number}");
+            let service = Manifest::service(&name).spec("type", "NodePort");
+            let service = service.port("http", "TCP", 80);
+            self.write(&format!("{name}.yaml"), &service.yaml());
+        }
+    }
+
+    /// Loads the directory, and returns the addresses and node ports of each Service, and the problems.
+    fn load(&mut self) -> (BTreeMap<String, String>, Vec<String>) {
+        let path = self.directory.path();
+        let loaded = manifests::reload(path, &options(), &self.allocated).unwrap();
+        self.allocated = loaded.allocated.clone();
+        let services = objects(&loaded).0;
+        let shown = services.iter().filter_map(|parsed| {
+            let service = parsed.object.as_ref()?;
+            let node_ports: Vec<_> = service.ports.iter().map(|port| port.node_port).collect();
+            let shown = format!("{:?} {node_ports:?}", service.cluster_ips);
+            Some((service.name.name().to_owned(), shown))
+        });
+        (shown.collect(), problems(&loaded))
+    }
+}
+
+#[test]
+fn a_running_process_keeps_what_it_allocated() {
+    let mut running = Running::new();
+    running.write_services(0..60);
+    let (before, problems) = running.load();
+    assert_eq!(problems, [""; 0]);
+    running.write_services(60..200);
+    let (after, problems) = running.load();
+    for (name, addresses) in &before {
+        assert_eq!(&after[name], addresses, "{name}");
+    }
+    let mut moved = 0;
+    let (restarted, _) = Running {
+        allocated: Allocated::default(),
+        ..running
+    }
+    .load();
+    for (name, addresses) in &restarted {
+        let has_moved = &after[name] != addresses;
+        moved += usize::from(has_moved);
+        let is_said = problems.iter().any(|problem| {
+            problem.contains(&format!("default/{name}:"))
+                && problem.contains("until a restart, which allocates")
+        });
+        assert_eq!(has_moved, is_said, "{name}");
+    }
+    assert!(moved > 0, "the test needs Services that move");
+}
+
+#[test]
+fn a_service_moves_if_a_manifest_specifies_its_address() {
+    let mut running = Running::new();
+    running.write_services(0..2);
+    let (before, _) = running.load();
+    let loaded = manifests::reload(running.directory.path(), &options(), &running.allocated);
+    let address = objects(&loaded.unwrap()).0[0]
+        .object
+        .as_ref()
+        .unwrap()
+        .cluster_ips[0];
+    running.write(
+        "new.yaml",
+        &Manifest::service("new")
+            .cluster_ip(&address.to_string())
+            .yaml(),
+    );
+    let (after, problems) = running.load();
+    assert_ne!(before["s0"], after["s0"]);
+    assert_eq!(before["s1"], after["s1"]);
+    let [problem] = &problems[..] else {
+        panic!("{problems:?}");
+    };
+    let wanted = format!(
+        "Service default/s0: spec.clusterIP: {address} was allocated before, but is specified now;"
+    );
+    assert!(problem.contains(&wanted), "{problem}");
+    assert_eq!(running.load().1, [""; 0]);
+}
+
+#[test]
+fn the_address_of_an_unreadable_service_is_not_free() {
+    let mut running = Running::new();
+    running.write_services(0..100);
+    let (before, _) = running.load();
+    for number in 0..100 {
+        running.write(&format!("s{number}.yaml"), "kind: [");
+    }
+    running.write_services(100..200);
+    let (new, _) = running.load();
+    running.write_services(0..100);
+    let (after, _) = running.load();
+    assert_eq!(after.len(), 200);
+    for (name, addresses) in before.iter().chain(&new) {
+        assert_eq!(&after[name], addresses, "{name}");
+    }
+    for number in 0..200 {
+        std::fs::remove_file(running.directory.path().join(format!("s{number}.yaml"))).unwrap();
+    }
+    running.write("none.yaml", "# none\n");
+    running.load();
+    assert_eq!(
+        running.allocated,
+        manifests::load(running.directory.path(), &options())
+            .unwrap()
+            .allocated
+    );
 }
 
 /// Services of every type, some with addresses and node ports and some without.

@@ -7,6 +7,7 @@ use std::path::Path;
 use api_server::Manifest;
 use proxier::testing::manifests::{self, Error, Loaded};
 use proxier::testing::store::{Snapshot, Touched};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::{objects, options, problems};
 
@@ -50,6 +51,9 @@ fn a_directory_is_read_in_order_and_without_subdirectories() {
     fs::write(at("deeper.yaml/d.yaml"), service("d")).unwrap();
     fs::write(at("latin.yaml"), b"# caf\xe9\n").unwrap();
     symlink("nowhere", at("gone.yaml")).unwrap();
+    symlink("/dev/null", at("null.yaml")).unwrap();
+    // Opening it for reading would wait for a writer.
+    mknodat(CWD, at("pipe.yaml"), FileType::Fifo, Mode::RWXU, 0).unwrap();
     let (names, problems) = load(directory.path());
     assert_eq!(names, ["default/a", "default/b"]);
     assert_eq!(
@@ -57,6 +61,8 @@ fn a_directory_is_read_in_order_and_without_subdirectories() {
         [
             "D/gone.yaml: no such file or directory (os error 2); objects read from this file before stay in use",
             "D/latin.yaml: not UTF-8 at byte 5; objects read from this file before stay in use",
+            "D/null.yaml: not a regular file; objects read from this file before stay in use",
+            "D/pipe.yaml: not a regular file; objects read from this file before stay in use",
             "D/c.json:1: Service default/b: the object was defined before; this later definition is used",
         ]
     );

@@ -224,7 +224,7 @@ const MODULES: [(&str, &[&str]); 46] = [
             "watch",
         ],
     ),
-    ("follow", &["daemon", "manifests"]),
+    ("follow", &["clock", "conditions", "daemon", "manifests"]),
     (
         "cli",
         &[
