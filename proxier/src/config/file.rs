@@ -17,7 +17,8 @@ pub(super) struct ReadFile {
     pub(super) configuration: Configuration,
     pub(super) origins: Origins,
     /// Unknown and repeated fields. kube-proxy's strict reader rejects them; then it reads the file
-    /// again with its lenient one, which ignores unknown fields and uses the last of repeated ones.
+    /// again with its lenient one, which ignores unknown fields. Of a repeated field or section of YAML it uses the
+    /// last value only; the repeated sections of JSON it reads one after the other.
     pub(super) notices: Vec<String>,
     errors: Vec<String>,
 }
@@ -36,10 +37,16 @@ pub(super) fn read(path: &Path, text: &str) -> Result<ReadFile, SettingErrors> {
             "{place}: the file is longer than 1 MiB"
         )]));
     }
-    let tree = tree::parse(text).map_err(|(line, message)| {
+    let mut tree = tree::parse(text).map_err(|(line, message)| {
         let place = file.origins.place(line, "");
         SettingErrors(vec![format!("{place}: not valid YAML: {message}")])
     })?;
+    // As kube-proxy recognises JSON.
+    if !text.trim_start().starts_with('{') {
+        let mut repeated = Vec::new();
+        tree.keep_last("", &mut repeated);
+        file.notice_repeated(repeated, "only the last value is used");
+    }
     let YamlValue::Map(entries) = &tree.value else {
         let place = file.origins.place(Some(tree.line.max(1)), "");
         let kind = tree.value.kind();
@@ -94,31 +101,30 @@ impl ReadFile {
                 return;
             }
         };
-        for (index, (key, value)) in entries.iter().enumerate() {
+        // Only JSON still has some.
+        self.notice_repeated(
+            tree::repeated(path, entries),
+            "as JSON, the values are merged",
+        );
+        for (key, value) in entries {
             let name = &key.value;
-            let inner = match path {
-                "" => name.clone(),
-                path => format!("{path}.{name}"),
-            };
-            let line = key.referenced.line();
-            if entries[..index]
-                .iter()
-                .any(|(earlier, _)| earlier.value == *name)
-            {
-                let place = self.origins.place(Some(line), &inner);
-                self.notices.push(format!(
-                    "{place}: is a repeated field; its last value is used"
-                ));
-            }
+            let inner = tree::below(path, name);
             if let Some(field) = Field::find(&inner) {
                 self.read_field(field, value);
             } else if Field::is_section(&inner) {
                 self.walk(&inner, value);
             } else if !(path.is_empty() && ["apiVersion", "kind"].contains(&&**name)) {
-                let place = self.origins.place(Some(line), &inner);
+                let place = self.origins.place(Some(key.referenced.line()), &inner);
                 self.notices
                     .push(format!("{place}: is an unknown field; it is ignored"));
             }
+        }
+    }
+
+    fn notice_repeated(&mut self, repeated: impl IntoIterator<Item = (String, u64)>, effect: &str) {
+        for (path, line) in repeated {
+            let place = self.origins.place(Some(line), &path);
+            self.notices.push(format!("{place}: is repeated; {effect}"));
         }
     }
 

@@ -1,5 +1,6 @@
 //! A YAML or JSON text as a tree in which each value knows its line.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -38,6 +39,52 @@ impl YamlValue {
             Self::List(_) => "a list",
             Self::Map(_) => "a mapping",
         }
+    }
+}
+
+impl YamlNode {
+    /// Removes each entry of a mapping that a later entry of its name replaces.
+    ///
+    /// `found` gets the path below `path` and the line of each later entry.
+    pub(super) fn keep_last(&mut self, path: &str, found: &mut Vec<(String, u64)>) {
+        match &mut self.value {
+            YamlValue::List(items) => {
+                for (index, item) in items.iter_mut().enumerate() {
+                    item.keep_last(&format!("{path}[{index}]"), found);
+                }
+            }
+            YamlValue::Map(entries) => {
+                found.extend(repeated(path, entries));
+                let mut names = HashSet::new();
+                entries.reverse();
+                entries.retain(|(key, _)| names.insert(key.value.clone()));
+                entries.reverse();
+                for (key, value) in entries {
+                    value.keep_last(&below(path, &key.value), found);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Returns the paths and lines of the entries of the mapping at `path` that repeat the name of an earlier one.
+pub(super) fn repeated(
+    path: &str,
+    entries: &[(Spanned<String>, YamlNode)],
+) -> impl Iterator<Item = (String, u64)> {
+    let mut names = HashSet::new();
+    let repeated = entries
+        .iter()
+        .filter(move |(key, _)| !names.insert(&key.value));
+    repeated.map(move |(key, _)| (below(path, &key.value), key.referenced.line()))
+}
+
+/// Returns the path of the entry `name` of the mapping at `path`, which is empty for the whole text.
+pub(super) fn below(path: &str, name: &str) -> String {
+    match path {
+        "" => name.to_owned(),
+        path => format!("{path}.{name}"),
     }
 }
 

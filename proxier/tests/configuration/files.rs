@@ -13,7 +13,13 @@ const ACCEPTED: &[(&str, &str)] = &[
     ("mode: ipvs", ""),
     ("mode: nftables", "config.yaml:3: mode: this program always programs IPVS"),
     ("mode: ''\nnodePortAddresses: []", "config.yaml:3: mode"),
-    ("mode: ipvs\nmode: iptables", "config.yaml:4: mode: is a repeated field; its last value is used"),
+    ("mode: ipvs\nmode: iptables", "config.yaml:4: mode: is repeated; only the last value is used"),
+    ("mode: 5\nmode: null\nmode: ipvs", "config.yaml:5: mode: is repeated; only the last value is used"),
+    ("ipvs: {scheduler: rr}\nipvs: {strictARP: true}", "config.yaml:4: ipvs: is repeated; only the last value is used"),
+    ("ipvs: {scheduler: 5, x: 1}\nipvs: null", "config.yaml:4: ipvs: is repeated; only the last value is used"),
+    ("logging: {options: {json: {infoBufferSize: x}, json: {splitStream: false}}, verbosity: 1, verbosity: 2}", "logging.options.json: is repeated"),
+    ("featureGates: {Foo: x, Foo: true}\nfeatureGates: {Bar: 1, Bar: true}", "config.yaml:4: featureGates.Bar: is repeated"),
+    ("logging: {vmodule: [{filePattern: 1, filePattern: a, verbosity: 2}]}", "logging.vmodule[0].filePattern: is repeated"),
     ("Mode: ipvs", "config.yaml:3: Mode: is an unknown field; it is ignored"),
     ("foo: 1", "config.yaml:3: foo: is an unknown field; it is ignored"),
     ("ipvs:\n  foo: 1\n  strictARP: on", "config.yaml:4: ipvs.foo: is an unknown field; it is ignored"),
@@ -69,6 +75,7 @@ const ACCEPTED: &[(&str, &str)] = &[
     ("# A comment\n\"mode\" : \"ipvs\"\n...\n", ""),
     ("mode: ipvs\n---\nmode: [", ""),
     ("x: &a {strictARP: true}\nmode: ipvs\nipvs:\n  <<: *a", "config.yaml:3: x: is an unknown field"),
+    ("x: &a {strictARP: true, scheduler: rr}\nipvs:\n  <<: *a\n  strictARP: false", "config.yaml:3: x: is an unknown field"),
 ];
 
 /// Rejected contents, and the message about them.
@@ -186,10 +193,20 @@ const REJECTED_TEXTS: &[(&str, &str)] = &[
     ("apiVersion: 1\nkind: KubeProxyConfiguration\n", "config.yaml:1: apiVersion: must be"),
 ];
 
-/// A file in JSON.
-const JSON: &str = "{\n\t\"apiVersion\": \"kubeproxy.config.k8s.io/v1alpha1\",\n\t\"kind\": \
-                    \"KubeProxyConfiguration\",\n\t\"mode\": \"ipvs\",\n\t\"ipvs\": {\"minSyncPeriod\": \
-                    \"2s\"}\n}\n";
+/// Files in JSON: the fields beside `apiVersion` and `kind`.
+const JSON: &[&str] = &[
+    r#""mode": "ipvs", "ipvs": {"minSyncPeriod": "2s"}"#,
+    r#""ipvs": {"scheduler": "rr"}, "ipvs": {"strictARP": true}, "ipvs": null"#,
+    r#""mode": 5, "mode": "ipvs""#,
+    r#""mode": "ipvs", "mode": null"#,
+    r#""featureGates": {"Foo": true}, "featureGates": {"Bar": true, "Bar": false}"#,
+    r#""ipvs": {"excludeCIDRs": ["10.0.0.0/8", "10.0.0.0/9"]}, "ipvs": {"excludeCIDRs": ["11.0.0.0/8"]}"#,
+];
+
+fn json(fields: &str) -> String {
+    let version = r#""apiVersion": "kubeproxy.config.k8s.io/v1alpha1""#;
+    format!("{{\n\t{version},\n\t\"kind\": \"KubeProxyConfiguration\",\n\t{fields}\n}}\n")
+}
 
 /// Flags beside a file.
 #[rustfmt::skip]
@@ -231,6 +248,20 @@ fn accepted_files_get_only_the_warnings_that_they_deserve() {
         assert_eq!(warns, !message.is_empty(), "{content}: {log}");
         assert!(log.contains(message), "{content}: {log}");
     }
+}
+
+#[test]
+fn repeated_sections_of_json_are_merged() {
+    let (outcome, log) = ours().read_config(&json(JSON[1]), &[]);
+    let Outcome::Written(fields) = outcome else {
+        panic!("{log}");
+    };
+    assert_eq!(fields["ipvs.scheduler"], "rr");
+    assert_eq!(fields["ipvs.strictARP"], true);
+    assert!(
+        log.contains("config.yaml:4: ipvs: is repeated; as JSON, the values are merged"),
+        "{log}"
+    );
 }
 
 #[test]
@@ -294,7 +325,7 @@ fn kube_proxy_treats_every_file_the_same_way() {
     let texts = REJECTED_TEXTS
         .iter()
         .map(|(text, _)| ((*text).to_owned(), &[][..]));
-    let json = std::iter::once((JSON.to_owned(), &[][..]));
+    let json = JSON.iter().map(|fields| (json(fields), &[][..]));
     let flags = FLAGS.iter().map(|(content, flags)| (file(content), *flags));
     let mut different = Vec::new();
     for (text, flags) in contents.chain(texts).chain(json).chain(flags) {
