@@ -59,8 +59,8 @@ pub struct Loaded {
     /// [`Update::Reset`]: crate::store::Update::Reset
     /// [`Update::Merge`]: crate::store::Update::Merge
     pub events: Vec<Event>,
-    /// The problems of files and documents, of Endpoints and of our Node. Services and EndpointSlices
-    /// carry theirs in the events.
+    /// The problems of files and documents, of Endpoints, of EndpointSlices without a Service and of our Node.
+    /// Services and other EndpointSlices carry theirs in the events.
     pub problems: Vec<Problem>,
     /// Whether every file, document and object could be read. A bad field does not count: it
     /// affects only itself.

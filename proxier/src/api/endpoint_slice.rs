@@ -90,7 +90,7 @@ impl EndpointSliceObject<'_> {
     /// Parses the object.
     ///
     /// Only the first address of an endpoint is used, as in kube-proxy: the API defines no meaning for
-    /// the others. A slice of type `FQDN` or of a headless Service yields no object and no problem.
+    /// the others. A slice of type `FQDN`, of a headless Service or of no Service yields no object and no problem.
     ///
     /// # Errors
     /// If the object has no valid name.
@@ -109,6 +109,11 @@ impl EndpointSliceObject<'_> {
         labels.service_name.as_str().filter(|_| is_copy)
     }
 
+    /// Returns whether the slice belongs to no Service. Removing the label detaches its endpoints.
+    pub(crate) fn is_detached(&self) -> bool {
+        self.metadata.labels.service_name.is_blank()
+    }
+
     fn read(
         &self,
         name: &model::ObjectName,
@@ -119,11 +124,12 @@ impl EndpointSliceObject<'_> {
         if labels.headless != Scalar::Absent {
             return None;
         }
-        if self.address_type.as_str() == Some("FQDN") {
+        if self.is_detached() || self.address_type.as_str() == Some("FQDN") {
             return None;
         }
         let Some(family) = parse_family(&self.address_type) else {
-            let message = "is not IPv4, IPv6 or FQDN; the slice is skipped";
+            let message = "is not IPv4, IPv6 or FQDN; the slice is skipped, but its last readable state, if any, \
+                           stays in use";
             parser.problem("addressType", &self.address_type, message);
             return None;
         };
@@ -133,7 +139,8 @@ impl EndpointSliceObject<'_> {
             .filter(|service| is_subdomain(service));
         let Some(service) = service else {
             let field = "metadata.labels[kubernetes.io/service-name]";
-            let message = "does not name a Service; the slice is skipped";
+            let message = "is not the name of a Service; the slice is skipped, but its last readable state, if \
+                           any, stays in use";
             parser.problem(field, &labels.service_name, message);
             return None;
         };
@@ -300,6 +307,46 @@ impl EndpointHints<'_> {
 mod tests {
     use super::*;
     use crate::api::from_json;
+
+    #[test]
+    fn a_slice_whose_label_names_no_service_belongs_to_none() {
+        let parse = |label: &str, address_type: &str| {
+            let slice = format!(
+                r#"{{"metadata": {{"name": "web-1", "labels": {{{label}}}}}, "addressType": {address_type}}}"#
+            );
+            let slice: EndpointSliceObject<'_> = from_json(slice.as_bytes()).unwrap();
+            slice.parse(&mut Interner::default()).unwrap()
+        };
+        let label = r#""kubernetes.io/service-name":"#;
+        // Without a Problem, the store drops what it had of the slice.
+        for absent in [
+            String::new(),
+            format!(r#"{label} """#),
+            format!("{label} null"),
+        ] {
+            for address_type in [r#""IPv4""#, "7"] {
+                let parsed = parse(&absent, address_type);
+                assert_eq!(
+                    (parsed.object, &parsed.problems[..]),
+                    (None, &[][..]),
+                    "{absent}"
+                );
+            }
+        }
+        for unreadable in ["7", r#""a web""#] {
+            let parsed = parse(&format!("{label} {unreadable}"), r#""IPv4""#);
+            let [problem] = &parsed.problems[..] else {
+                panic!("{unreadable}: {:?}", parsed.problems);
+            };
+            assert_eq!(parsed.object, None);
+            assert!(
+                problem
+                    .message
+                    .ends_with("its last readable state, if any, stays in use"),
+                "{problem}"
+            );
+        }
+    }
 
     #[test]
     fn a_known_location_hides_no_problem() {

@@ -100,6 +100,14 @@ impl Inventory {
             // Most of a cluster's data is slices, so they are reduced to the model at once.
             Object::EndpointSlice(slice) => {
                 let mut parsed = slice.parse(&mut self.interner)?;
+                if slice.is_detached() {
+                    // From an API server it is no mistake.
+                    let field = "metadata.labels[kubernetes.io/service-name]";
+                    let message = "is missing; the slice belongs to no Service";
+                    let object = format!("EndpointSlice {}", parsed.name);
+                    let problem = Problem::new(object, field, "", message);
+                    self.problems.push(problem.at(source.clone()));
+                }
                 let namespace = parsed.name.namespace();
                 if let Some(service) = slice.mirrored_service() {
                     self.mirrored.insert(ObjectName::new(namespace, service));
