@@ -5,10 +5,13 @@
 //! next process would treat a virtual server without a record as foreign. If the process is killed in the
 //! middle of a line, only that line is lost.
 
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read as _, Write};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use super::record::Record;
 use crate::dataplane::Failure;
@@ -70,7 +73,7 @@ pub struct Error {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self {
-            errno: rustix::io::Errno::from_io_error(&error.source),
+            errno: Errno::from_io_error(&error.source),
             message: error.to_string(),
         }
     }
@@ -121,7 +124,7 @@ impl LedgerFile {
     }
 
     fn read_text(&mut self) -> io::Result<Vec<u8>> {
-        let mut file = File::open(&self.path)?;
+        let mut file = open_itself(File::options().read(true), &self.path)?;
         let mut text = Vec::new();
         file.read_to_end(&mut text)?;
         self.last = Some(Identity::of(&file.metadata()?));
@@ -143,7 +146,7 @@ impl LedgerFile {
         let Some(last) = self.last else {
             return;
         };
-        let found = std::fs::metadata(&self.path);
+        let found = std::fs::symlink_metadata(&self.path);
         if found.is_ok_and(|found| Identity::of(&found) == last) || self.is_behind {
             return;
         }
@@ -212,7 +215,7 @@ impl LedgerFile {
             None => {
                 create_directory(&self.path)?;
                 let mut options = File::options();
-                let mut file = options.create(true).append(true).open(&self.path)?;
+                let mut file = open_itself(options.create(true).append(true), &self.path)?;
                 if self.lines > 0 {
                     file.write_all(b"\n")?;
                 }
@@ -243,11 +246,28 @@ pub(super) fn create_directory(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), std::fs::create_dir_all)
 }
 
+/// Opens `path` itself: no file to which a symbolic link leads, and without a wait for the writer of a pipe.
+///
+/// In a directory that other users may write, a link could lead root to any file.
+pub(super) fn open_itself(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
+    opened.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::LOOP) => io::Error::other("it is a symbolic link, which is not followed"),
+        _ => error,
+    })
+}
+
 /// Writes a new file beside `path` and renames it to `path`. Returns its identity.
 fn replace(path: &Path, text: &[u8]) -> io::Result<Identity> {
     create_directory(path)?;
     let new = path.with_extension("new");
-    let mut file = File::create(&new)?;
+    // What an earlier process left, or a link that another program made.
+    match std::fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = File::create_new(&new)?;
     file.write_all(text)?;
     // An error of a delayed write must appear before the rename replaces the complete old file.
     file.sync_all()?;
@@ -257,6 +277,8 @@ fn replace(path: &Path, text: &[u8]) -> io::Result<Identity> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     /// A record as version 0.1 writes it; files of that version must stay readable.
@@ -292,6 +314,31 @@ mod tests {
             file.append(&records).unwrap();
             lose(&mut file);
         }
+    }
+
+    #[test]
+    fn symbolic_links_are_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger");
+        let victim = directory.path().join("victim");
+        let text = format!("{LINE}\n");
+        std::fs::write(&victim, &text).unwrap();
+        symlink(&victim, &path).unwrap();
+        symlink(&victim, path.with_extension("new")).unwrap();
+        let mut file = LedgerFile::new(&path);
+        let error = file.read().unwrap_err().to_string();
+        assert!(
+            error.ends_with("it is a symbolic link, which is not followed"),
+            "{error}"
+        );
+        let records = LedgerFile::new(&victim).read().unwrap();
+        file.append(&records).unwrap_err();
+        // A rewrite replaces both links.
+        file.rewrite(&[]).unwrap();
+        file.append(&records).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        assert!(std::fs::symlink_metadata(&path).unwrap().is_file());
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), text);
     }
 
     #[test]

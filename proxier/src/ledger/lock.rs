@@ -8,7 +8,7 @@ use std::fs::{File, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::file::create_directory;
+use super::file::{create_directory, open_itself};
 
 /// The lock of a ledger's file, held until it is dropped.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ fn open(path: &Path) -> io::Result<Result<File, String>> {
     let mut options = File::options();
     // Not truncated, because it may have the number of the process that holds the lock.
     let options = options.create(true).truncate(false).read(true).write(true);
-    let mut file = options.open(path)?;
+    let mut file = open_itself(options, path)?;
     match file.try_lock() {
         Ok(()) => {
             // Only the message of a second process needs the number, so a failure does no harm.
@@ -102,6 +102,8 @@ fn write_pid(file: &mut File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -119,6 +121,23 @@ mod tests {
         drop(lock);
         LedgerLock::acquire(&ledger).unwrap().remove().unwrap();
         LedgerLock::acquire(&ledger).unwrap();
+    }
+
+    #[test]
+    fn a_symbolic_link_is_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let victim = directory.path().join("victim");
+        std::fs::write(&victim, "kept").unwrap();
+        let ledger = directory.path().join("state");
+        symlink(&victim, directory.path().join("state.lock")).unwrap();
+        let error = LedgerLock::acquire(&ledger).unwrap_err();
+        assert!(matches!(error, LockError::Unusable { .. }), "{error}");
+        assert!(
+            error
+                .to_string()
+                .ends_with("it is a symbolic link, which is not followed")
+        );
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "kept");
     }
 
     #[test]
