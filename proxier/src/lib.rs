@@ -46,6 +46,7 @@ mod model;
 mod neighbours;
 mod nftables;
 mod observed;
+mod one_line;
 mod op;
 mod packed;
 mod panics;
@@ -69,4 +70,5 @@ mod watch;
 mod yaml;
 
 pub use cli::Cli;
+pub use one_line::OneLine;
 pub use panics::exit_on_panic;

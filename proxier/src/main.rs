@@ -6,7 +6,7 @@ use std::process::ExitCode;
 // For its functions, which compiled code calls by name.
 #[cfg(target_env = "musl")]
 use memory_functions as _;
-use proxier::Cli;
+use proxier::{Cli, OneLine};
 
 /// musl's own allocator returns memory to the kernel whenever a few equal blocks are free, and maps it again for
 /// the next: 20,000 page faults in the first plan of a large cluster.
@@ -20,7 +20,8 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // If standard error is closed, only the exit code remains.
-            let _ = writeln!(std::io::stderr(), "ipvs-proxier: {error:#}");
+            let text = OneLine(format_args!("{error:#}"));
+            let _ = writeln!(std::io::stderr(), "ipvs-proxier: {text}");
             ExitCode::FAILURE
         }
     }
