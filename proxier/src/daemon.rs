@@ -445,7 +445,7 @@ impl<D: Dataplane> Daemon<D> {
         if let Some(chains) = &mut self.mark_chains
             && (extent == Extent::All || self.has_tampering)
         {
-            chains.apply();
+            chains.apply(now, &mut self.log);
         }
     }
 

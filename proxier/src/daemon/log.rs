@@ -11,7 +11,7 @@ use super::address_repairs;
 use crate::conditions::{Coverage, LastingConditions};
 use crate::conntrack::Swept;
 use crate::dataplane::{Dataplane, Failure};
-use crate::nftables::{ChainReport, ForeignHook, Tampering};
+use crate::nftables::{ChainReport, ForeignHook, MarkReport, Tampering};
 use crate::op::Op;
 use crate::problem::Problem;
 use crate::report::NamedOp;
@@ -44,6 +44,8 @@ pub(super) struct RoundLog {
     settings: LastingConditions,
     /// Foreign chains that drop packets or cannot be checked, and tables of iptables-legacy.
     foreign_chains: LastingConditions,
+    /// Failed writes of KUBE-MARK-MASQ, and tables that this program cannot write.
+    mark_chains: LastingConditions,
     /// Changes by other programs and their repairs.
     events: LastingConditions,
 }
@@ -63,11 +65,13 @@ impl RoundLog {
         }
         self.writes_beside_ops(applied, now);
         let repaired = self.ops(applied, proxier, now);
-        metrics::counter!("ipvs_proxier_repairs_total").increment(repaired);
+        metrics::counter!("ipvs_proxier_repairs_total").increment(repaired as u64);
         let failed = applied.failures().count();
         let changed = applied.outcomes.len() - applied.outcomes.failures().count();
-        if changed > 0 {
-            tracing::info!(changed, failed, repaired, "synced");
+        // Repairs have a line that sums them up. One here would be in each round while another program undoes them.
+        match changed > repaired {
+            true => tracing::info!(changed, failed, repaired, "synced"),
+            false => tracing::debug!(changed, failed, repaired, "synced"),
         }
         failed == 0
     }
@@ -134,15 +138,15 @@ impl RoundLog {
             );
             events.add(Level::WARN, "restored kernel settings", text);
         }
-        events.write();
-        // Not a lasting condition: the keeper reports each change once.
         for (setting, found) in &report.changed {
-            tracing::warn!(
+            let text = format!(
                 "{} was changed to {found} and stays so; at the start it was set to {}",
                 setting.file,
                 setting.value.number()
             );
+            events.add(Level::WARN, "changes of kernel settings", text);
         }
+        events.write();
         let mut warnings = self.settings.report(Coverage::All, now);
         for warning in &report.warnings() {
             warnings.add(
@@ -200,6 +204,32 @@ impl RoundLog {
         events.write();
     }
 
+    /// Logs a check of the chain KUBE-MARK-MASQ.
+    pub(super) fn mark_chains(&mut self, checked: &MarkReport, now: Duration) {
+        let mut report = self.mark_chains.report(Coverage::All, now);
+        for failure in &checked.failures {
+            let text = format_args!("{failure}; plugins that use the chain fail; trying again");
+            report.add(Level::WARN, "failures to write KUBE-MARK-MASQ", text);
+        }
+        for command in &checked.legacy_commands {
+            let text = format_args!(
+                "a table nat of iptables-legacy is in use; this program cannot write it. If plugins use \
+                 its chain KUBE-MARK-MASQ, run `{command}`"
+            );
+            report.add(Level::WARN, "tables nat of iptables-legacy", text);
+        }
+        report.write();
+        let mut events = self.events.report(Coverage::Events, now);
+        for chain in &checked.written {
+            events.add(
+                Level::INFO,
+                "writes of KUBE-MARK-MASQ",
+                format_args!("wrote {chain}"),
+            );
+        }
+        events.write();
+    }
+
     /// Logs the results of writing packet rules, of sweeping flows and of writing the ledger.
     fn writes_beside_ops(&mut self, applied: &Applied, now: Duration) {
         let attempt = |conditions: &mut LastingConditions, kind, failure: Option<String>| {
@@ -228,10 +258,14 @@ impl RoundLog {
         held_back.write();
         if let Some(swept) = &applied.flows {
             if let Ok(Swept { deleted: 1.., .. }) = swept {
-                tracing::info!(
-                    deleted = swept.as_ref().map_or(0, |it| it.deleted),
-                    "stale flows deleted"
-                );
+                let deleted = swept.as_ref().map_or(0, |it| it.deleted);
+                // As for `synced`.
+                let mut ops = applied.ops.iter().peekable();
+                let is_change = ops.peek().is_none() || ops.any(|op| !applied.is_repair(&op));
+                match is_change {
+                    true => tracing::info!(deleted, "stale flows deleted"),
+                    false => tracing::debug!(deleted, "stale flows deleted"),
+                }
             }
             let failure = swept
                 .as_ref()
@@ -249,7 +283,12 @@ impl RoundLog {
     }
 
     /// Logs the Ops of a round. Returns the number of repairs.
-    fn ops<D: Dataplane>(&mut self, applied: &Applied, proxier: &Proxier<D>, now: Duration) -> u64 {
+    fn ops<D: Dataplane>(
+        &mut self,
+        applied: &Applied,
+        proxier: &Proxier<D>,
+        now: Duration,
+    ) -> usize {
         let is_short = applied.ops.len() <= MAX_LINES;
         let coverage = match applied.has_tried_all {
             true => Coverage::All,

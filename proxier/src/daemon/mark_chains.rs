@@ -1,44 +1,21 @@
 //! The chain KUBE-MARK-MASQ for plugins (`--compat-chains`).
 
-use std::collections::BTreeSet;
+use std::time::Duration;
 
+use super::log::RoundLog;
 use crate::nftables::MarkChains;
 
-/// Maintains the chain, and logs each lasting failure once.
+/// Maintains the chain.
 #[derive(Debug)]
-pub(super) struct MarkChainCheck {
-    chains: MarkChains,
-    /// The failures that were logged.
-    failures: BTreeSet<String>,
-    /// The commands for iptables-legacy that were logged.
-    legacy_commands: BTreeSet<String>,
-}
+pub(super) struct MarkChainCheck(MarkChains);
 
 impl MarkChainCheck {
     pub(super) fn new(chains: MarkChains) -> Self {
-        Self {
-            chains,
-            failures: BTreeSet::new(),
-            legacy_commands: BTreeSet::new(),
-        }
+        Self(chains)
     }
 
-    /// Checks the chain in both families.
-    pub(super) fn apply(&mut self) {
-        let report = self.chains.apply();
-        for chain in &report.written {
-            tracing::info!("wrote {chain}");
-        }
-        for failure in report.failures.difference(&self.failures) {
-            tracing::warn!("{failure}; plugins that use the chain fail; trying again");
-        }
-        for command in report.legacy_commands.difference(&self.legacy_commands) {
-            tracing::warn!(
-                "a table nat of iptables-legacy is in use; this program cannot write it. If plugins use \
-                 its chain KUBE-MARK-MASQ, run `{command}`"
-            );
-        }
-        self.failures = report.failures;
-        self.legacy_commands = report.legacy_commands;
+    /// Checks the chain in both families at `now`.
+    pub(super) fn apply(&mut self, now: Duration, log: &mut RoundLog) {
+        log.mark_chains(&self.0.apply(), now);
     }
 }

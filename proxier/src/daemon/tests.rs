@@ -1,6 +1,8 @@
 //! Tests of the daemon on the in-memory kernel.
 
+use std::io::Write;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 
 use api_server::Manifest;
 
@@ -93,4 +95,80 @@ fn the_monitor_of_packet_rules_starts_after_the_first_write_and_misses_no_change
         assert!(starts.try_recv().is_err(), "the monitor starts once");
         assert!(!daemon.has_tampering && is_in_step(&daemon));
     }
+}
+
+/// The log of this thread.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn the_number_of_lines_does_not_depend_on_how_often_another_program_undoes_a_repair() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    // With one subscriber in the process, `tracing` would ask that of the thread that logs a line first, which may be
+    // another test's.
+    let _second = tracing::Dispatch::new(tracing_subscriber::fmt().finish());
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .finish();
+    let _logging = tracing::subscriber::set_default(subscriber);
+    let count = || {
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        (text.lines().count(), text)
+    };
+
+    let cluster = Manifest::documents([
+        &Manifest::service("web")
+            .cluster_ip("10.96.0.80")
+            .port("", "UDP", 53),
+        &Manifest::slice_of("web")
+            .port("", "UDP", 53)
+            .endpoint("10.244.1.2"),
+    ]);
+    let options = Options {
+        service_cidr: Vec::new(),
+        node_name: "here".into(),
+        permits_loopback: false,
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = LedgerFile::new(directory.path().join("ledger"));
+    let proxier = Proxier::new(FakeKernel::default(), config(), ledger).unwrap();
+    let mut daemon = Daemon::new(proxier, Periods::default(), None);
+    daemon.receive(Message::Manifests(manifests::parse(
+        &cluster, "f", &options,
+    )));
+    let mut now = Duration::from_secs(1);
+    assert!(daemon.act(now));
+    let (at_start, text) = count();
+    assert!(text.contains("synced"), "{text}");
+
+    let mut undo = |rounds| {
+        for _ in 0..rounds {
+            let state = &mut daemon.proxier.dataplane().state;
+            state.addresses.clear();
+            state.virtual_servers.clear();
+            daemon.receive(Message::AddressesChanged);
+            // The virtual servers are read at a resync.
+            daemon.next_resync = Duration::ZERO;
+            now += REPAIR_PAUSE;
+            assert!(daemon.act(now));
+            assert_eq!(daemon.proxier.dataplane().state.addresses.len(), 1);
+        }
+        count()
+    };
+    // A minute, then an hour.
+    let (minute, text) = undo(600);
+    assert!(minute - at_start <= 10, "{text}");
+    let (hour, text) = undo(36_000);
+    assert!(hour - minute <= 40, "{text}");
 }

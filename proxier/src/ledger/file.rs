@@ -12,8 +12,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use tracing::Level;
 
 use super::record::Record;
+use crate::clock;
+use crate::conditions::{Coverage, LastingConditions};
 use crate::dataplane::Failure;
 
 /// The number of lines above twice the needed ones at which the file is rewritten.
@@ -40,6 +43,8 @@ pub struct LedgerFile {
     lines: usize,
     /// Whether the file lacks records: an append failed, or another program changed the file.
     is_behind: bool,
+    /// The changes by other programs.
+    changes: LastingConditions,
 }
 
 /// The identity of a file and its length.
@@ -88,6 +93,7 @@ impl LedgerFile {
             last: None,
             lines: 0,
             is_behind: false,
+            changes: LastingConditions::default(),
         }
     }
 
@@ -150,8 +156,18 @@ impl LedgerFile {
         if found.is_ok_and(|found| Identity::of(&found) == last) || self.is_behind {
             return;
         }
-        let path = self.path.display();
-        tracing::warn!("ledger {path}: another program removed or changed it; writing a new file");
+        let text = format!(
+            "ledger {}: another program removed or changed it; writing a new file",
+            self.path.display()
+        );
+        let kind = "changes of the ledger by other programs";
+        (self.changes).add(
+            Coverage::Events,
+            Level::WARN,
+            kind,
+            text,
+            clock::since_boot(),
+        );
         self.is_behind = true;
     }
 

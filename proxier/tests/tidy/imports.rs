@@ -111,6 +111,8 @@ const MODULES: [(&str, &[&str]); 46] = [
     (
         "ledger",
         &[
+            "clock",
+            "conditions",
             "dataplane",
             "filter",
             "frontend",
