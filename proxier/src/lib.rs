@@ -43,6 +43,7 @@ mod ledger;
 mod manifests;
 mod marks;
 mod model;
+mod namespace_lock;
 mod neighbours;
 mod nftables;
 mod observed;

@@ -400,8 +400,21 @@ fn the_daemon_follows_changes_of_manifests_and_keeps_services_that_it_cannot_rea
         proxier.await_line("services.yaml: empty, without even a comment; objects read from this file before stay in use");
         proxier.write(&[WEB, &sticky, DAMAGED_REMOTE, &changed]);
         proxier.await_line("cannot be read as YAML: unclosed bracket");
-        // A second process refuses to program while the daemon runs.
-        proxier.refuses_to_program("runs on this node already");
+        // A second process refuses to program while the daemon runs, also with a ledger of its own, and a relay adds no
+        // address.
+        proxier.refuses_to_program("runs on this node already and holds /");
+        let second = Proxier::new(&[]);
+        second.refuses_to_program("holds the abstract Unix socket \"ipvs-proxier\"");
+        let relay = ["--dataplane=userspace", "--localhost-nodeports=false"];
+        Proxier::new(&relay).refuses_to_program("holds the abstract Unix socket \"ipvs-proxier\"");
+        let cleanup = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"))
+            .args(["cleanup", "--kube-proxy=gone", "--state-file"])
+            .arg(second.directory.path().join("state.json"))
+            .output()
+            .unwrap();
+        assert!(!cleanup.status.success(), "{cleanup:?}");
+        // Reading is permitted.
+        assert!(second.output("status", &[]).status.success());
         let answer = cluster.pod3.ask_tcp("10.96.1.5:80");
         assert_eq!(answer.backend(), b2, "{answer}");
         // A process that starts after the daemon refuses too, because it never read that manifest.

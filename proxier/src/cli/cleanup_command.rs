@@ -24,6 +24,7 @@ use crate::dataplane::linux::Linux;
 use crate::filter;
 use crate::ledger::LedgerLock;
 use crate::model::Cidr;
+use crate::namespace_lock::NamespaceLock;
 use crate::nftables::{self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments};
 use crate::op::{AddressForm, Op};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
@@ -139,6 +140,7 @@ impl Flags {
             return Cleanup::open(&self, scope)?.preview();
         }
         let lock = self.state.lock()?;
+        let _namespace = NamespaceLock::acquire()?;
         Cleanup::open(&self, scope)?.remove(lock)
     }
 }

@@ -27,6 +27,7 @@ use crate::dataplane::linux::{Linux, monitor};
 use crate::events::EventTimes;
 use crate::filter::FilterConfig;
 use crate::instruments::{self, Exporter};
+use crate::namespace_lock::NamespaceLock;
 use crate::nftables::{ForeignChains, MarkChains};
 use crate::plan::{PlanConfig, ServiceAddresses};
 use crate::predecessor::MarkChainUse;
@@ -148,6 +149,8 @@ impl Flags {
 
     /// Programs the kernel until the process is stopped.
     fn serve_with_ipvs(&self, mut linux: Linux, start: Start<'_>) -> anyhow::Result<ExitCode> {
+        // Held until this function returns.
+        let _lock = NamespaceLock::acquire()?;
         let setup = start.setup;
         set_ipvs_timeouts(&mut linux, setup);
         let packets = self.packets(&mut linux, setup)?;

@@ -27,6 +27,7 @@ use crate::conntrack::{Stale, Swept};
 use crate::frontend::Frontend;
 use crate::marks::MarkKey;
 use crate::model::Protocol;
+use crate::namespace_lock::NamespaceLock;
 use crate::nftables;
 use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
@@ -52,6 +53,8 @@ pub struct Userspace {
     machine: AddressTable,
     /// Whether the process may make addresses local.
     is_privileged: bool,
+    /// Held from the first such address to the end.
+    namespace: Option<NamespaceLock>,
     inside: Arc<InsideClients>,
     schedulers: Arc<Registry>,
     state: Observed,
@@ -86,6 +89,7 @@ impl Userspace {
             relay,
             machine: AddressTable::open()?,
             is_privileged,
+            namespace: None,
             inside: Arc::new(inside),
             schedulers: kernel_schedulers(),
             state: Observed::default(),
@@ -226,6 +230,14 @@ impl Userspace {
             return Ok(());
         }
         if self.is_privileged {
+            // Only now, because relays that serve loopback addresses do not disturb each other.
+            if self.namespace.is_none() {
+                let acquired = NamespaceLock::acquire().map_err(|held| Failure {
+                    errno: Some(Errno::BUSY),
+                    message: format!("{op}: {held}"),
+                });
+                self.namespace = Some(acquired?);
+            }
             return self.machine.apply(op);
         }
         let is_needed = !matches!(op, Op::DeleteAddress(_));

@@ -8,12 +8,13 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 46] = [
+const MODULES: [(&str, &[&str]); 47] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
     ("conditions", &[]),
     ("joined", &[]),
+    ("namespace_lock", &[]),
     ("one_line", &[]),
     ("packed", &[]),
     ("panics", &[]),
@@ -98,6 +99,7 @@ const MODULES: [(&str, &[&str]); 46] = [
             "frontend",
             "marks",
             "model",
+            "namespace_lock",
             "nftables",
             "observed",
             "op",
@@ -243,6 +245,7 @@ const MODULES: [(&str, &[&str]); 46] = [
             "ledger",
             "manifests",
             "model",
+            "namespace_lock",
             "neighbours",
             "nftables",
             "observed",
