@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::model::{Cidr, EndpointSlice, Node, NodeLocation, ObjectName, Service, ServiceCidr};
+use crate::model::{EndpointSlice, Node, NodeLocation, ObjectName, Service, ServiceCidr};
 use crate::problem::Problem;
 
 mod blocks;
@@ -280,9 +280,8 @@ impl Snapshot {
     }
 
     /// Returns the ranges of cluster IPs that the API server lists.
-    pub fn service_ranges(&self) -> impl Iterator<Item = Cidr> + '_ {
-        let cidrs = self.service_cidrs.all(&self.shared);
-        cidrs.flat_map(|cidr| cidr.ranges)
+    pub fn service_cidrs(&self) -> impl Iterator<Item = ServiceCidr> + '_ {
+        self.service_cidrs.all(&self.shared)
     }
 
     /// Returns whether a Service needs the locations of other nodes.

@@ -84,11 +84,29 @@ struct Input {
 
 impl Input {
     /// Returns the address ranges that decide about ownership.
-    fn territory(&self, excluded: &[Cidr]) -> Territory {
+    fn territory(&self, machine: &Machine, excluded: &[Cidr]) -> Territory {
+        let ranges = self.snapshot.service_cidrs().flat_map(|cidr| cidr.ranges);
+        let is_plausible = |range: &Cidr| Territory::doubt(range, &machine.addresses).is_none();
         Territory {
-            ours: self.snapshot.service_ranges().collect(),
+            ours: ranges.filter(is_plausible).collect(),
             excluded: excluded.to_vec(),
         }
+    }
+
+    /// Returns a Problem for each service range that does not decide about ownership.
+    fn doubtful_ranges(&self, machine: &Machine) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for cidr in self.snapshot.service_cidrs() {
+            for (index, range) in cidr.ranges.iter().enumerate() {
+                problems.extend(Territory::doubt(range, &machine.addresses).map(|doubt| {
+                    let message =
+                        format!("{doubt}; virtual servers in it are not deleted because of it");
+                    let object = format!("ServiceCIDR {}", cidr.name);
+                    Problem::new(object, format!("spec.cidrs[{index}]"), range, message)
+                }));
+            }
+        }
+        problems
     }
 }
 
@@ -199,7 +217,7 @@ impl<D: Dataplane> Proxier<D> {
             return Ok(true);
         }
         // Last, because it costs three system calls per virtual server.
-        let territory = self.input.territory(&self.excluded);
+        let territory = self.input.territory(&self.machine, &self.excluded);
         let owned = self.ledger.owned();
         let mut has_owned = false;
         self.dataplane
@@ -279,6 +297,7 @@ impl<D: Dataplane> Proxier<D> {
         problems.extend(node::missing(node_name, &self.input.snapshot));
         problems.extend(self.filter().map(Filter::problems).into_iter().flatten());
         problems.extend(kernel::contested(&self.kernel.observed, self.desired()));
+        problems.extend(self.input.doubtful_ranges(&self.machine));
         problems.sort();
         problems
     }

@@ -35,7 +35,7 @@ impl<D: Dataplane> Proxier<D> {
     /// Compares everything. The resync has begun drains and retirements already, because the rules that it
     /// checks depend on them.
     fn compare_all(&self) -> Ops {
-        let territory = self.input.territory(&self.excluded);
+        let territory = self.input.territory(&self.machine, &self.excluded);
         let is_ours = |key: &ipvs::ServiceKey| territory.is_ours(key, self.ledger.owned());
         let rules = deletion_rules(&is_ours, &self.ledger);
         diff(self.planner.desired(), &self.kernel.observed, &rules)
@@ -75,7 +75,7 @@ impl<D: Dataplane> Proxier<D> {
             return;
         }
         self.retire(stale, now);
-        let territory = self.input.territory(&self.excluded);
+        let territory = self.input.territory(&self.machine, &self.excluded);
         let is_ours = |key: &ipvs::ServiceKey| territory.is_ours(key, self.ledger.owned());
         let rules = deletion_rules(&is_ours, &self.ledger);
         for key in stale {

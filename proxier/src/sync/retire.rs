@@ -23,7 +23,7 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// Ends the retirement of a virtual server whose Service was deleted.
     pub(super) fn retire(&mut self, stale: &[ipvs::ServiceKey], now: Duration) {
-        let territory = self.input.territory(&self.excluded);
+        let territory = self.input.territory(&self.machine, &self.excluded);
         for &key in stale {
             let is_found = self.kernel.observed.virtual_servers.contains_key(&key);
             let drain = match is_found && territory.is_ours(&key, self.ledger.owned()) {

@@ -254,7 +254,7 @@ impl<D: Dataplane> Proxier<D> {
         let rules = self.rules.as_mut()?;
         // The removal of a frontend changes the rules. So if none changed, no frontend needs a guard.
         if !rules.filter.is_in_step() {
-            let territory = self.input.territory(&self.excluded);
+            let territory = self.input.territory(&self.machine, &self.excluded);
             let desired = self.planner.desired();
             let servers = self.kernel.observed.virtual_servers.keys();
             let stale = servers.filter(|key| !desired.virtual_servers.contains_key(key));

@@ -10,8 +10,8 @@ use proptest::sample::select;
 
 use super::*;
 use crate::model::{
-    Annotations, Endpoint, Hints, Location, Protocol, ProxyProtocol, SchedulerFlags, ServicePort,
-    SlicePort, SourceAddress, TopologyKey, TrafficPolicy, Weights,
+    Annotations, Cidr, Endpoint, Hints, Location, Protocol, ProxyProtocol, SchedulerFlags,
+    ServicePort, SlicePort, SourceAddress, TopologyKey, TrafficPolicy, Weights,
 };
 
 /// Applies changes to a snapshot and expects its content to be that of a map.

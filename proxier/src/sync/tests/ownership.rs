@@ -1,6 +1,8 @@
 //! Ownership of virtual servers when the ledger's file is lost.
 
 use super::*;
+use crate::model::{ObjectName, ServiceCidr};
+use crate::store::Parsed;
 
 /// Returns a process with the whole input, after one that served everything and lost its ledger.
 fn successor_without_ledger(ledger: &Path) -> Fake {
@@ -68,4 +70,50 @@ fn the_ledger_names_the_service_to_which_a_frontend_passed() {
     receive(&mut proxier, &[node(), other]);
     proxier.sync(START).unwrap();
     assert_eq!(owner(&proxier), Some("default/other:dns".into()));
+}
+
+#[test]
+fn a_doubtful_service_range_deletes_nothing_of_another_program() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut proxier = serving(&directory.path().join("ledger"));
+    let node_address: IpAddr = [172, 18, 0, 2].into();
+    proxier.dataplane.machine.addresses.insert(node_address);
+    let foreign = |address: [u8; 4]| ipvs::ServiceKey::Address {
+        protocol: ipvs::Protocol::Tcp,
+        address: address.into(),
+        port: 80,
+    };
+    let others = [foreign([172, 18, 0, 9]), foreign([203, 0, 113, 9])];
+    let stale = foreign([10, 96, 0, 9]);
+    for key in others.into_iter().chain([stale]) {
+        let service = ipvs::Service::new(key, "rr".parse().unwrap());
+        proxier.dataplane.apply(&[Op::AddService(service)]);
+    }
+    let ranges = ["0.0.0.0/0", "172.18.0.0/16", "10.96.0.0/16"];
+    proxier.receive([Event::ServiceCidrs(Update::Apply(Parsed {
+        name: ObjectName::new("", "oops"),
+        object: Some(ServiceCidr {
+            name: "oops".into(),
+            ranges: ranges.map(|range| Cidr::parse(range).unwrap()).to_vec(),
+        }),
+        problems: Vec::new(),
+    }))]);
+    proxier.resync(START).unwrap();
+    let found = &proxier.dataplane.state.virtual_servers;
+    assert!(others.iter().all(|key| found.contains_key(key)));
+    assert!(!found.contains_key(&stale));
+    let problems = proxier.problems().into_iter();
+    let problems = problems.filter(|problem| problem.object == "ServiceCIDR oops");
+    let problems: Vec<String> = problems.map(|problem| problem.to_string()).collect();
+    let instead = "virtual servers in it are not deleted because of it";
+    assert_eq!(
+        problems,
+        [
+            format!("ServiceCIDR oops: spec.cidrs[0]: \"0.0.0.0/0\": is larger than /8; {instead}"),
+            format!(
+                "ServiceCIDR oops: spec.cidrs[1]: \"172.18.0.0/16\": contains 172.18.0.2, an address of this node; \
+                 {instead}"
+            ),
+        ]
+    );
 }
