@@ -194,7 +194,11 @@ impl ServiceObject<'_> {
         let created = self.metadata.created(parser);
         let ports = ports::ports(&spec.ports, parser);
         let affinity_secs = self.affinity_secs(parser);
+        let external_ips = addresses::external_ips(&spec.external_ips, &cluster_ips, parser);
         let ingress = &self.status.load_balancer.ingress;
+        let load_balancer_ips = addresses::ingress_ips(ingress, &cluster_ips, parser);
+        let ranges = &spec.load_balancer_source_ranges;
+        let source_ranges = addresses::source_ranges(ranges, &load_balancer_ips, parser);
         Some(model::Service {
             name: name.clone(),
             created,
@@ -202,11 +206,10 @@ impl ServiceObject<'_> {
             affinity_secs,
             internal_policy,
             external_policy,
-            external_ips: addresses::external_ips(&spec.external_ips, &cluster_ips, parser).into(),
-            load_balancer_ips: addresses::ingress_ips(ingress, &cluster_ips, parser).into(),
+            external_ips: external_ips.into(),
+            load_balancer_ips: load_balancer_ips.into(),
             cluster_ips: cluster_ips.into(),
-            source_ranges: addresses::source_ranges(&spec.load_balancer_source_ranges, parser)
-                .into(),
+            source_ranges: source_ranges.into(),
             health_check_node_port: has_health_check
                 .then(|| self.health_check_node_port(parser))
                 .flatten(),

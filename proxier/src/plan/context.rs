@@ -123,7 +123,8 @@ impl<'a> Context<'a> {
             let Some(address) = node.address(family) else {
                 continue;
             };
-            if self.machine.addresses.contains(&address) {
+            // The machine's addresses do not include loopback addresses, which every machine has.
+            if self.machine.addresses.contains(&address) || address.is_loopback() {
                 continue;
             }
             let instead = match self.source_of(family) {

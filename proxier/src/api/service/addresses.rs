@@ -152,7 +152,11 @@ impl<'a> UniqueAddresses<'a> {
 /// every client. A network of length 0 opens its family too, so the result then has no network of
 /// that family. If the list has entries but no valid one, it must not open the Service: the result
 /// is then the two unspecified addresses, which no client has.
-pub(super) fn source_ranges(wire: &[Scalar<'_>], parser: &mut Parser<'_>) -> Vec<Cidr> {
+pub(super) fn source_ranges(
+    wire: &[Scalar<'_>],
+    load_balancer_ips: &[IpAddr],
+    parser: &mut Parser<'_>,
+) -> Vec<Cidr> {
     let field = "spec.loadBalancerSourceRanges";
     let mut ranges = parser.networks(field, wire);
     if ranges.is_empty() && !wire.is_empty() {
@@ -160,6 +164,17 @@ pub(super) fn source_ranges(wire: &[Scalar<'_>], parser: &mut Parser<'_>) -> Vec
         parser.problem(field, "", message);
         let unspecified = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         return unspecified.map(|address: IpAddr| address.into()).into();
+    }
+    // As in kube-proxy, but who restricts one family may not expect that the other stays open.
+    for (family, name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
+        let has_address = load_balancer_ips
+            .iter()
+            .any(|&ip| Family::from(ip) == family);
+        let has_range = ranges.iter().any(|range| range.family() == family);
+        if has_address && !has_range && !ranges.is_empty() {
+            let message = format!("has no range of {name}; all clients of {name} are permitted");
+            parser.problem(field, "", message);
+        }
     }
     // No networks mean that every source is accepted, so a network of length 0 needs no rules.
     for family in [Family::V4, Family::V6] {

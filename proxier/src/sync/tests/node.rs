@@ -45,6 +45,22 @@ fn a_missing_node_is_a_problem_that_names_similar_nodes() {
 }
 
 #[test]
+fn a_loopback_address_of_the_node_is_one_of_this_machine() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut proxier = proxier(FakeKernel::default(), &directory.path().join("ledger"));
+    let options = Options {
+        service_cidr: Vec::new(),
+        node_name: "node-a".into(),
+        // As with the userspace dataplane.
+        permits_loopback: true,
+    };
+    let node = Manifest::node("node-a").address("127.0.0.1");
+    proxier.receive(manifests::parse(&node.yaml(), "f", &options).events);
+    proxier.sync(START).unwrap();
+    assert_eq!(proxier.problems(), []);
+}
+
+#[test]
 fn node_ports_stay_while_the_next_process_does_not_know_the_node() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = directory.path().join("ledger");
