@@ -158,8 +158,8 @@ impl VirtualServer {
 
 /// The kinds of frontends, ordered by precedence.
 ///
-/// If two Services claim a frontend, the kind that is listed first here wins: an external address must not
-/// take over another Service's cluster IP.
+/// If two Services claim a frontend, a cluster IP wins: an external address must not take over another Service's
+/// cluster IP. Otherwise the older Service wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FrontendKind {
     /// `spec.clusterIPs`.

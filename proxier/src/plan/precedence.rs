@@ -11,17 +11,14 @@ use crate::store::Snapshot;
 
 /// Returns the precedence of a claim to a frontend, the highest first.
 ///
-/// A cluster IP wins over all others. Among these, the older Service wins: an external IP of a new Service may
-/// equal an address of this node, and must not take the node ports of older Services.
+/// A cluster IP wins over all others. Among these, the older Service wins: a new one with an external IP at the node's
+/// address does not take an older one's node port.
 pub(super) fn precedence(
     server: &VirtualServer,
     snapshot: &Snapshot,
-) -> (FrontendKind, (bool, Option<SystemTime>, ObjectName)) {
-    let kind = match server.profile.kind {
-        FrontendKind::LoadBalancer | FrontendKind::NodePort => FrontendKind::ExternalIp,
-        other => other,
-    };
-    (kind, age(&server.owner.service, snapshot))
+) -> (bool, (bool, Option<SystemTime>, ObjectName)) {
+    let is_external = server.profile.kind != FrontendKind::ClusterIp;
+    (is_external, age(&server.owner.service, snapshot))
 }
 
 /// Returns a key that orders Services by age, the oldest first.
