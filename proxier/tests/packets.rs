@@ -22,6 +22,7 @@ mod packets {
     mod node;
     pub(super) mod observed;
     mod order;
+    mod output;
     mod plugin;
     mod policy;
     mod replacement;

@@ -188,7 +188,8 @@ impl RoundLog {
                 ForeignHook::Forward => {
                     "drops forwarded packets; inserted our rule for the answers of endpoints"
                 }
-                ForeignHook::Input => {
+                // At the output hook no rule is inserted.
+                ForeignHook::Input | ForeignHook::Output => {
                     "drops incoming packets; inserted our rule for packets for frontends"
                 }
             };

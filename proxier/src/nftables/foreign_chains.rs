@@ -12,6 +12,10 @@
 //!   frontends in our table, so our table sets a bit of their packets' marks first
 //!   (`filter/input_accept.rs`), and our rule matches that bit.
 //!
+//! * The output hook sees the packets of clients as IPVS sends them to endpoints. A chain that drops them (`ufw default
+//!   deny outgoing`) is only named: our table clears that bit before IPVS, and packets of the node's processes never
+//!   have it, so no rule of ours could match them.
+//!
 //! The other rules of the chain are not interpreted: if one of them accepts these packets already, our
 //! rule is redundant and harmless.
 
@@ -76,12 +80,14 @@ impl Treatments {
         [Accepted::Answers, Accepted::ForFrontends { mark }]
     }
 
-    /// Returns what our rule in `chain` accepts, and the treatment of `chain` if it drops these packets.
-    fn of(self, chain: &ForeignChain) -> (Accepted, Treatment) {
+    /// Returns what our rule in `chain` accepts, and the treatment of `chain` if it drops these packets. Without
+    /// such a rule, the chain is only reported.
+    fn of(self, chain: &ForeignChain) -> (Option<Accepted>, Treatment) {
         let [answers, frontends] = self.accepted();
         match chain.hook {
-            ForeignHook::Forward => (answers, self.answers),
-            ForeignHook::Input => (frontends, self.frontends),
+            ForeignHook::Forward => (Some(answers), self.answers),
+            ForeignHook::Input => (Some(frontends), self.frontends),
+            ForeignHook::Output => (None, Treatment::Warn),
         }
     }
 }
@@ -111,7 +117,7 @@ impl ForeignChains {
 
     /// Applies the treatments to every foreign chain.
     ///
-    /// Costs a dump of all chains and one of the rules of each base chain at the two hooks.
+    /// Costs a dump of all chains and one of the rules of each base chain at the three hooks.
     ///
     /// # Errors
     /// If the chains cannot be listed. Errors of a single chain are in [`ChainReport::failures`];
@@ -139,14 +145,14 @@ impl ForeignChains {
         let (accepted, treatment) = self.treatments.of(chain);
         let cause = match chain.hook {
             _ if has_drop_policy => Some(DropCause::Policy),
-            // A last rule that drops is usual for host firewalls, whose chains are at the input hook.
+            // A last rule that drops is usual for host firewalls, whose chains are at these hooks.
             ForeignHook::Forward => None,
-            ForeignHook::Input => rules.final_drop,
+            ForeignHook::Input | ForeignHook::Output => rules.final_drop,
         };
-        let needs_ours = cause.is_some() && treatment == Treatment::Accept;
-        let comment = accepted.comment();
+        let wanted = accepted.filter(|_| cause.is_some() && treatment == Treatment::Accept);
+        let comment = wanted.map(Accepted::comment);
         let (kept, superfluous): (Vec<_>, Vec<_>) =
-            (rules.ours.into_iter()).partition(|(_, found)| needs_ours && *found == comment);
+            (rules.ours.into_iter()).partition(|(_, found)| Some(found) == comment.as_ref());
         if !superfluous.is_empty() {
             self.delete(chain, &superfluous)?;
             report.removed.push(chain.clone());
@@ -158,15 +164,15 @@ impl ForeignChains {
         let Some(cause) = cause else {
             return Ok(());
         };
-        let refusal = match treatment {
-            Treatment::Accept => match self.insert(chain, accepted)? {
+        let refusal = match wanted {
+            Some(accepted) => match self.insert(chain, accepted)? {
                 None => {
                     report.inserted.push(chain.clone());
                     return Ok(());
                 }
                 Some(refusal) => Some((&refusal).into()),
             },
-            Treatment::Warn => None,
+            None => None,
         };
         report.dropping.insert(DroppingChain {
             chain: chain.clone(),
@@ -215,7 +221,7 @@ impl ForeignChains {
         Ok(!rules.ours.is_empty())
     }
 
-    /// Returns all base chains at the two hooks, each with whether its policy is drop.
+    /// Returns all base chains at the three hooks, each with whether its policy is drop.
     fn chains(&mut self) -> Result<Vec<(ForeignChain, bool)>, Error> {
         dump_chains(&mut self.transport, chain::read)
     }

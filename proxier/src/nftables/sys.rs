@@ -45,6 +45,7 @@ pub(super) const NFTA_HOOK_HOOKNUM: u16 = 1;
 pub(super) const NFTA_HOOK_PRIORITY: u16 = 2;
 pub(super) const NF_INET_LOCAL_IN: u32 = 1;
 pub(super) const NF_INET_FORWARD: u32 = 2;
+pub(super) const NF_INET_LOCAL_OUT: u32 = 3;
 
 pub(super) const NFTA_RULE_TABLE: u16 = 1;
 pub(super) const NFTA_RULE_CHAIN: u16 = 2;

@@ -142,7 +142,7 @@ mod tests {
             let chain = ForeignChain::new(hook, family, table, name);
             let accepted = match hook {
                 Forward => Accepted::Answers,
-                Input => Accepted::ForFrontends { mark: 0x1000 },
+                _ => Accepted::ForFrontends { mark: 0x1000 },
             };
             let command = accepted.command(&chain);
             assert!(command.starts_with(words), "{command}");

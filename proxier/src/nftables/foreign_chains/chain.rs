@@ -16,6 +16,8 @@ pub(crate) enum ForeignHook {
     Forward,
     /// The input hook: packets of clients for frontends pass it.
     Input,
+    /// The output hook: IPVS sends the packets of clients to endpoints through it.
+    Output,
 }
 
 impl ForeignHook {
@@ -23,6 +25,7 @@ impl ForeignHook {
         match number {
             NF_INET_FORWARD => Some(Self::Forward),
             NF_INET_LOCAL_IN => Some(Self::Input),
+            NF_INET_LOCAL_OUT => Some(Self::Output),
             _ => None,
         }
     }
@@ -32,6 +35,7 @@ impl ForeignHook {
         match self {
             Self::Forward => "FORWARD",
             Self::Input => "INPUT",
+            Self::Output => "OUTPUT",
         }
     }
 }
@@ -41,6 +45,7 @@ impl fmt::Display for ForeignHook {
         f.write_str(match self {
             Self::Forward => "forward",
             Self::Input => "input",
+            Self::Output => "output",
         })
     }
 }
@@ -158,11 +163,11 @@ pub(super) fn read(payload: &[u8]) -> Result<Option<(ForeignChain, bool)>, Error
 
 /// Returns whether a new chain may drop packets of Services.
 ///
-/// At the input hook, whatever its policy: firewalld's chain accepts by policy and rejects by its last
+/// At the hooks of host firewalls, whatever its policy: firewalld's chain accepts by policy and rejects by its last
 /// rule, which the kernel announces separately, without the chain's hook.
 pub(in crate::nftables) fn may_drop(payload: &[u8]) -> bool {
     match read(payload) {
-        Ok(Some((chain, has_drop_policy))) => has_drop_policy || chain.hook == ForeignHook::Input,
+        Ok(Some((chain, has_drop_policy))) => has_drop_policy || chain.hook != ForeignHook::Forward,
         _ => false,
     }
 }

@@ -46,6 +46,10 @@ impl fmt::Display for LegacyFilter {
         if treatments.frontends == super::Treatment::Warn {
             write!(f, "{START_AGAIN} and ")?;
         }
-        write!(f, "run `{program} -I INPUT {frontends} -j ACCEPT`")
+        write!(
+            f,
+            "run `{program} -I INPUT {frontends} -j ACCEPT`; if its chain OUTPUT drops packets for endpoints, \
+             accept the networks of Pods, nodes and Services in it"
+        )
     }
 }

@@ -32,7 +32,8 @@ pub struct ChainReport {
 pub struct DroppingChain {
     pub(super) chain: ForeignChain,
     pub(super) cause: DropCause,
-    pub(super) accepted: Accepted,
+    /// What our rule would accept; `None` at the output hook, for which there is none.
+    pub(super) accepted: Option<Accepted>,
     /// The kernel's error for our rule; `None` with [`super::Treatment::Warn`].
     pub(super) refusal: Option<RefusedRule>,
 }
@@ -77,13 +78,17 @@ impl fmt::Display for DroppingChain {
             DropCause::LastRule => "last rule",
         };
         let effect = match accepted {
-            Accepted::Answers => {
+            Some(Accepted::Answers) => {
                 "drops forwarded packets by its {cause}; unless one of its rules accepts established \
                  connections, only processes of this node receive the answers of endpoints; "
             }
-            Accepted::ForFrontends { .. } => {
+            Some(Accepted::ForFrontends { .. }) => {
                 "drops incoming packets by its {cause}; unless one of its rules accepts them, only \
                  processes of this node reach Services; "
+            }
+            None => {
+                "drops outgoing packets by its {cause}; unless one of its rules accepts packets for endpoints, \
+                 no client reaches Services; "
             }
         };
         write!(f, "{chain} {}", effect.replace("{cause}", cause))?;
@@ -96,13 +101,18 @@ impl fmt::Display for DroppingChain {
         }
         match (accepted, refusal) {
             // The command needs the mark, which our table sets only if it may insert the rule.
-            (Accepted::ForFrontends { .. }, None) => write!(f, "to accept them, {START_AGAIN}"),
+            (Some(Accepted::ForFrontends { .. }), None) => {
+                write!(f, "to accept them, {START_AGAIN}")
+            }
             (_, Some(refusal)) if refusal.is_of_owner && chain.table() == "firewalld" => write!(
                 f,
                 "to permit it, set `NftablesTableOwner=no` in /etc/firewalld/firewalld.conf and restart \
                  firewalld"
             ),
-            _ => write!(f, "to accept them, run `{}`", accepted.command(chain)),
+            (Some(accepted), _) => {
+                write!(f, "to accept them, run `{}`", accepted.command(chain))
+            }
+            (None, _) => f.write_str("accept the networks of Pods, nodes and Services in it"),
         }
     }
 }
