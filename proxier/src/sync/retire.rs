@@ -107,10 +107,14 @@ impl<D: Dataplane> Proxier<D> {
     fn is_tcp(&self, key: &ipvs::ServiceKey, owner: &ServicePortName) -> bool {
         match *key {
             ipvs::ServiceKey::Address { protocol, .. } => protocol == ipvs::Protocol::Tcp,
-            // The key has no protocol, but the mark is the hash of one.
+            // The key has no protocol, but the mark is the hash of one. A mark of a key that was lost counts as
+            // TCP: its connections end in their time, at the latest at the deadline.
             ipvs::ServiceKey::Mark { family, mark } => {
-                let marks = &self.machine.marks;
-                marks.may_be_of(mark, owner, Protocol::Tcp, family.into())
+                let is_of = |protocol| {
+                    let marks = &self.machine.marks;
+                    marks.may_be_of(mark, owner, protocol, family.into())
+                };
+                !is_of(Protocol::Udp) && !is_of(Protocol::Sctp)
             }
             _ => false,
         }

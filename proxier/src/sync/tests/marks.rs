@@ -131,15 +131,21 @@ fn marks_stay_over_restarts_and_are_new_without_the_ledger() {
     assert!(!rules.contains(&format!("inside-{:08x}", before[0])));
 }
 
-/// Connections through the virtual server of a mark without a key end in their time.
+/// Connections through the virtual server of a mark without a key, or of a key that was lost, end in their time.
 #[test]
-fn the_mark_of_an_earlier_version_drains() {
+fn the_marks_of_earlier_versions_and_of_lost_keys_drain() {
+    // The FNV-1a hash of "default/web:http/TCP/V4", and another number.
+    for mark in [421_501_566, 0x1234_5678] {
+        an_old_mark_drains(mark);
+    }
+}
+
+fn an_old_mark_drains(mark: u32) {
     let directory = tempfile::tempdir().unwrap();
     let ledger = directory.path().join("ledger");
-    // The FNV-1a hash of "default/web:http/TCP/V4".
-    let key = key_of(OLD_MARK);
+    let key = key_of(mark);
     let line = format!(
-        r#"{{"own":{{"server":{{"mark":{OLD_MARK},"v6":false}},"service":"default/web:http"}}}}"#
+        r#"{{"own":{{"server":{{"mark":{mark},"v6":false}},"service":"default/web:http"}}}}"#
     );
     std::fs::write(&ledger, line + "\n").unwrap();
     let mut kernel = FakeKernel::default();
@@ -152,7 +158,7 @@ fn the_mark_of_an_earlier_version_drains() {
     };
     kernel.connections.insert((key, destination), active);
     let mut proxier = started(kernel, &ledger);
-    let has_old = |proxier: &Fake| marks(proxier).contains(&OLD_MARK);
+    let has_old = |proxier: &Fake| marks(proxier).contains(&mark);
     assert!(has_old(&proxier) && marks(&proxier).len() == 2);
     let found = &proxier.dataplane.state.virtual_servers[&key];
     assert!(found.destinations.iter().all(|it| it.weight == 0));
@@ -162,5 +168,3 @@ fn the_mark_of_an_earlier_version_drains() {
     proxier.sync(START + Duration::from_secs(40)).unwrap();
     assert!(!has_old(&proxier));
 }
-
-const OLD_MARK: u32 = 421_501_566;
