@@ -30,6 +30,7 @@ mod budget;
 mod datagrams;
 mod frontend;
 mod holder;
+mod hops;
 mod kernel_pipe;
 mod pipe;
 mod pool;

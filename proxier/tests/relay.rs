@@ -10,6 +10,8 @@ mod faults;
 mod idle;
 #[path = "relay/limits.rs"]
 mod limits;
+#[path = "relay/loops.rs"]
+mod loops;
 #[path = "relay/proxy_header.rs"]
 mod proxy_header;
 #[path = "relay/refused.rs"]

@@ -11,10 +11,10 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use mio::net::UdpSocket;
 use nix::cmsg_space;
 use nix::errno::Errno;
-use nix::sys::socket::sockopt::UdpGroSegment;
+use nix::sys::socket::sockopt::{Ipv4RecvTtl, Ipv6RecvHopLimit, UdpGroSegment};
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, MultiHeaders, SockaddrStorage, recv, recvmmsg,
-    recvmsg, sendmsg, setsockopt,
+    ControlMessage, ControlMessageOwned, MsgFlags, MultiHeaders, RecvMsg, SockaddrStorage, recv,
+    recvmmsg, recvmsg, sendmsg, setsockopt,
 };
 
 /// The maximum number of messages that are received at once.
@@ -71,25 +71,31 @@ enum Delivery {
 }
 
 impl DatagramSocket {
-    /// Returns the socket, whose address is of the family of `address`.
+    /// Returns the socket of a frontend, whose address is of the family of `address`.
     pub(super) fn new(socket: UdpSocket, address: SocketAddr) -> Self {
+        // A kernel that does not tell the hops is no worse than a client that hides them.
+        let _ = match address {
+            SocketAddr::V4(_) => setsockopt(&socket, Ipv4RecvTtl, &true),
+            SocketAddr::V6(_) => setsockopt(&socket, Ipv6RecvHopLimit, &true),
+        };
+        Self::of(socket, address, None)
+    }
+
+    /// Returns the socket, which is connected to `peer`.
+    pub(super) fn connected(socket: UdpSocket, peer: SocketAddr) -> Self {
+        Self::of(socket, peer, Some(peer))
+    }
+
+    fn of(socket: UdpSocket, address: SocketAddr, peer: Option<SocketAddr>) -> Self {
         Self {
             socket,
             family: match address {
                 SocketAddr::V4(_) => SocketFamily::V4,
                 SocketAddr::V6(_) => SocketFamily::V6,
             },
-            peer: None,
+            peer,
             delivery: Delivery::Datagrams,
             asked: FEWEST,
-        }
-    }
-
-    /// Returns the socket, which is connected to `peer`.
-    pub(super) fn connected(socket: UdpSocket, peer: SocketAddr) -> Self {
-        Self {
-            peer: Some(peer),
-            ..Self::new(socket, peer)
         }
     }
 
@@ -119,11 +125,30 @@ pub(super) struct DatagramBatch {
     /// Only the pages that messages have filled take memory.
     buffer: Box<[u8]>,
     received: Vec<ReceivedMessage>,
-    /// The kernel stores the length of an address over that of its space, so each family has its own.
+    of_clients: Headers,
+    of_endpoints: Headers,
+    /// For the size of a train's datagrams, and for its hops.
+    control: Vec<u8>,
+}
+
+/// The headers of many messages.
+///
+/// The kernel stores the lengths of an address and of control messages over those of their spaces. So each family
+/// has its own, and so have sockets with control messages.
+#[derive(Debug)]
+struct Headers {
     v4: MultiHeaders<SockaddrStorage>,
     v6: MultiHeaders<SockaddrStorage>,
-    /// For the size of a train's datagrams.
-    control: Vec<u8>,
+}
+
+impl Headers {
+    /// Returns headers with a space for control messages if there is `control`.
+    fn new(control: Option<&Vec<u8>>) -> Self {
+        Self {
+            v4: MultiHeaders::preallocate(MESSAGES, control.cloned()),
+            v6: MultiHeaders::preallocate(MESSAGES, control.cloned()),
+        }
+    }
 }
 
 /// A datagram or a train.
@@ -133,9 +158,34 @@ struct ReceivedMessage {
     /// The size of each of its datagrams; the last one may be shorter.
     size: usize,
     sender: Option<SocketAddr>,
+    /// The hops that it had left; `None` if the socket does not ask for them.
+    hops: Option<u8>,
 }
 
 impl ReceivedMessage {
+    /// Returns a message that the kernel described with control messages.
+    fn new(message: &RecvMsg<'_, '_, SockaddrStorage>) -> Result<Self, Errno> {
+        let (mut size, mut hops) = (message.bytes, None);
+        for control in message.cmsgs()? {
+            match control {
+                ControlMessageOwned::UdpGroSegments(of_each) => {
+                    size = usize::try_from(of_each).unwrap_or(size);
+                }
+                ControlMessageOwned::Ipv4Ttl(left) | ControlMessageOwned::Ipv6HopLimit(left) => {
+                    hops = u8::try_from(left).ok();
+                }
+                _ => {}
+            }
+        }
+        let sender = message.address.as_ref();
+        Ok(Self {
+            length: message.bytes,
+            size,
+            sender: sender.and_then(socket_address),
+            hops,
+        })
+    }
+
     fn is_train(&self) -> bool {
         self.length > self.size
     }
@@ -153,9 +203,9 @@ impl DatagramBatch {
         Self {
             buffer: vec![0; MESSAGES * STRIDE].into(),
             received: Vec::with_capacity(MESSAGES),
-            v4: MultiHeaders::preallocate(MESSAGES, None),
-            v6: MultiHeaders::preallocate(MESSAGES, None),
-            control: cmsg_space!(i32),
+            of_clients: Headers::new(Some(&cmsg_space!(i32))),
+            of_endpoints: Headers::new(None),
+            control: cmsg_space!(i32, i32),
         }
     }
 
@@ -166,9 +216,7 @@ impl DatagramBatch {
     pub(super) fn receive(&mut self, socket: &mut DatagramSocket) -> io::Result<MoreDatagrams> {
         self.received.clear();
         let received = match (socket.delivery, socket.peer) {
-            (Delivery::Datagrams, Some(peer)) if socket.asked == FEWEST => {
-                self.receive_few(socket, peer)
-            }
+            (Delivery::Datagrams, Some(_)) if socket.asked == FEWEST => self.receive_few(socket),
             (Delivery::Datagrams, _) => self.receive_datagrams(socket),
             (Delivery::Trains, _) => self.receive_trains(socket),
         };
@@ -202,23 +250,28 @@ impl DatagramBatch {
     /// one `recvmmsg`, which copies headers and addresses.
     ///
     /// An error after the first message is dropped: the endpoint's answer to the next message has it again.
-    fn receive_few(&mut self, socket: &DatagramSocket, peer: SocketAddr) -> Result<(), Errno> {
+    fn receive_few(&mut self, socket: &DatagramSocket) -> Result<(), Errno> {
         for chunk in self.buffer.chunks_mut(STRIDE).take(FEWEST) {
             let flags = MsgFlags::MSG_DONTWAIT;
             let length = recv(socket.socket.as_raw_fd(), &mut chunk[..LONGEST], flags)?;
             self.received.push(ReceivedMessage {
                 length,
                 size: length,
-                sender: Some(peer),
+                sender: socket.peer,
+                hops: None,
             });
         }
         Ok(())
     }
 
     fn receive_datagrams(&mut self, socket: &DatagramSocket) -> Result<(), Errno> {
+        let headers = match socket.peer {
+            None => &mut self.of_clients,
+            Some(_) => &mut self.of_endpoints,
+        };
         let headers = match socket.family {
-            SocketFamily::V4 => &mut self.v4,
-            SocketFamily::V6 => &mut self.v6,
+            SocketFamily::V4 => &mut headers.v4,
+            SocketFamily::V6 => &mut headers.v6,
         };
         let mut chunks = self.buffer.chunks_mut(STRIDE);
         let mut slices: [[IoSliceMut<'_>; 1]; MESSAGES] = std::array::from_fn(|_| {
@@ -227,13 +280,9 @@ impl DatagramBatch {
         });
         let (from, flags) = (socket.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
         let asked = &mut slices[..socket.asked];
-        let messages = recvmmsg(from, headers, asked, flags, None)?;
-        self.received
-            .extend(messages.map(|message| ReceivedMessage {
-                length: message.bytes,
-                size: message.bytes,
-                sender: message.address.and_then(|address| socket_address(&address)),
-            }));
+        for message in recvmmsg(from, headers, asked, flags, None)? {
+            self.received.push(ReceivedMessage::new(&message)?);
+        }
         Ok(())
     }
 
@@ -246,15 +295,7 @@ impl DatagramBatch {
                 Some(&mut self.control),
                 MsgFlags::MSG_DONTWAIT,
             )?;
-            let size = message.cmsgs()?.find_map(|control| match control {
-                ControlMessageOwned::UdpGroSegments(size) => usize::try_from(size).ok(),
-                _ => None,
-            });
-            self.received.push(ReceivedMessage {
-                length: message.bytes,
-                size: size.unwrap_or(message.bytes),
-                sender: message.address.and_then(|address| socket_address(&address)),
-            });
+            self.received.push(ReceivedMessage::new(&message)?);
         }
         Ok(())
     }
@@ -286,6 +327,7 @@ impl DatagramBatch {
             }
             Some(Train {
                 sender: first.sender,
+                hops: first.hops,
                 size: first.size,
                 start,
                 messages: &self.received[start..next],
@@ -300,6 +342,8 @@ impl DatagramBatch {
 pub(super) struct Train<'a> {
     /// Unknown only if the kernel reports an address of another family.
     pub(super) sender: Option<SocketAddr>,
+    /// The hops that its first datagram had left, if the kernel tells.
+    pub(super) hops: Option<u8>,
     size: usize,
     start: usize,
     messages: &'a [ReceivedMessage],

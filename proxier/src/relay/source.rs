@@ -14,6 +14,8 @@ use nix::sys::socket::sockopt::{IpBindAddressNoPort, IpTransparent};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::hops::Hops;
+
 /// The addresses that decide whether an endpoint's answers to a client pass through this node.
 #[derive(Debug, Default)]
 pub struct LocalAnswers(RwLock<AnswerAddresses>);
@@ -56,27 +58,46 @@ impl LocalAnswers {
     }
 }
 
-/// Begins to connect to `endpoint` from `client`.
-pub(super) fn connect(client: IpAddr, endpoint: SocketAddr) -> io::Result<TcpStream> {
-    let socket = bound(client, Type::STREAM, Protocol::TCP)?;
+/// Begins to connect to `endpoint`, from the address of `client` if there is one.
+pub(super) fn connect(
+    client: Option<IpAddr>,
+    endpoint: SocketAddr,
+    hops: Hops,
+) -> io::Result<TcpStream> {
+    let socket = open(client, endpoint, Type::STREAM, Protocol::TCP)?;
+    // Before the first packet.
+    hops.limit(&socket, endpoint)?;
     match socket.connect(&endpoint.into()) {
         Err(error) if Errno::from_io_error(&error) != Some(Errno::INPROGRESS) => Err(error),
         _ => Ok(TcpStream::from_std(socket.into())),
     }
 }
 
-/// Returns a UDP socket that sends from `client`.
-pub(super) fn datagrams(client: IpAddr) -> io::Result<UdpSocket> {
-    let socket = bound(client, Type::DGRAM, Protocol::UDP)?;
+/// Returns a UDP socket for `endpoint`, which sends from the address of `client` if there is one.
+pub(super) fn datagrams(
+    client: Option<IpAddr>,
+    endpoint: SocketAddr,
+    hops: Hops,
+) -> io::Result<UdpSocket> {
+    let socket = open(client, endpoint, Type::DGRAM, Protocol::UDP)?;
+    hops.limit(&socket, endpoint)?;
     Ok(UdpSocket::from_std(socket.into()))
 }
 
-fn bound(client: IpAddr, kind: Type, protocol: Protocol) -> io::Result<Socket> {
+fn open(
+    client: Option<IpAddr>,
+    endpoint: SocketAddr,
+    kind: Type,
+    protocol: Protocol,
+) -> io::Result<Socket> {
+    let domain = Domain::for_address(endpoint);
+    let socket = Socket::new(domain, kind.nonblocking(), Some(protocol))?;
+    let Some(client) = client else {
+        return Ok(socket);
+    };
     // The kernel chooses the port: the client may have connected to two frontends from one port, and both may
     // lead to one endpoint.
     let client = SocketAddr::new(client, 0);
-    let domain = Domain::for_address(client);
-    let socket = Socket::new(domain, kind.nonblocking(), Some(protocol))?;
     // Linux takes these options for sockets of both families (`do_ipv6_setsockopt`).
     setsockopt(&socket, IpTransparent, &true)?;
     // The port need differ only from those of connections to the same endpoint.

@@ -11,6 +11,7 @@ use socket2::{SockRef, TcpKeepalive};
 
 use super::budget::Permit;
 use super::frontend::{Route, SharedFrontend};
+use super::hops::Hops;
 use super::pipe::{Pipe, Progress};
 use super::pool::Lease;
 use super::proxy_header;
@@ -63,6 +64,8 @@ pub(super) struct Attempt {
     pub(super) permit: Permit,
     /// The endpoints that were chosen so far.
     pub(super) tried: Vec<SocketAddr>,
+    /// The hops of the connection to an endpoint.
+    pub(super) hops: Hops,
     /// The source address of the next connection to an endpoint, if that can be chosen.
     pub(super) source: SourceAddress,
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use super::answers::WaitingAnswers;
 use super::budget::{Budget, PER_FLOW, Permit};
 use super::datagrams::{DatagramBatch, DatagramSocket, MoreDatagrams, Train};
 use super::frontend::SharedFrontend;
+use super::hops::Hops;
 use super::pool::{ConnectionKind, Lease};
 use super::recent::{DatagramPlace, RecentDatagrams};
 use super::refusal::Refusals;
@@ -72,6 +73,8 @@ struct Opening {
     first: DatagramPlace,
     /// The endpoints that refused it.
     refused: Vec<SocketAddr>,
+    /// The hops of the flow's datagrams.
+    hops: Hops,
 }
 
 /// The worker at the time of an event.
@@ -198,8 +201,17 @@ impl UdpFlows {
             Some(&key) => key,
             None => {
                 let first = self.recent.keep(train.first())?;
+                let Some(hops) = Hops::after(train.hops) else {
+                    self.budget.statistics().refused();
+                    return None;
+                };
                 let refused = Vec::new();
-                self.open(from, moment, Opening { first, refused })?
+                let opening = Opening {
+                    first,
+                    refused,
+                    hops,
+                };
+                self.open(from, moment, opening)?
             }
         };
         let Some(Socket::UdpFlow(flow)) = self.sockets.get_mut(key) else {
@@ -235,7 +247,7 @@ impl UdpFlows {
             let endpoint = lease.address();
             let is_shown = route.shows(canonical.ip(), endpoint.ip(), shared.address().ip());
             let shown = is_shown.then_some(canonical.ip());
-            let mut socket = match self.connect(shown, endpoint) {
+            let mut socket = match self.connect(shown, endpoint, opening.hops) {
                 Ok(socket) => socket,
                 Err(error) if is_exhausted(&error) => return None,
                 // For example, no route leads to it.
@@ -270,18 +282,24 @@ impl UdpFlows {
     }
 
     /// Returns a socket that is connected to `endpoint`, from the address `shown` if that is possible.
-    fn connect(&mut self, shown: Option<IpAddr>, endpoint: SocketAddr) -> io::Result<UdpSocket> {
-        let socket = match bind(shown, endpoint) {
+    fn connect(
+        &mut self,
+        shown: Option<IpAddr>,
+        endpoint: SocketAddr,
+        hops: Hops,
+    ) -> io::Result<UdpSocket> {
+        let open = |shown| source::datagrams(shown, endpoint, hops);
+        let socket = match open(shown) {
             Err(error) if is_exhausted(&error) => {
                 self.budget.statistics().exhausted();
                 self.evict();
-                bind(shown, endpoint)
+                open(shown)
             }
             // `IP_TRANSPARENT` needs a privilege. An endpoint that sees this node is better than
             // none.
             Err(_) if shown.is_some() => {
                 self.budget.statistics().hidden();
-                bind(None, endpoint)
+                open(None)
             }
             other => other,
         }?;
@@ -454,15 +472,6 @@ impl UdpFlows {
         for key in found.collect::<Vec<_>>() {
             self.remove(key);
         }
-    }
-}
-
-/// Returns a socket for datagrams to `endpoint`, from the address of `client` if there is one.
-fn bind(client: Option<IpAddr>, endpoint: SocketAddr) -> io::Result<UdpSocket> {
-    match (client, endpoint) {
-        (Some(client), _) => source::datagrams(client),
-        (None, SocketAddr::V4(_)) => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0).into()),
-        (None, SocketAddr::V6(_)) => UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0).into()),
     }
 }
 

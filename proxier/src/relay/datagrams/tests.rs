@@ -180,3 +180,29 @@ fn a_socket_is_asked_for_as_many_messages_as_it_had() {
         }
     }
 }
+
+#[test]
+fn a_frontend_learns_the_hops_of_each_datagram() {
+    let mut batch = DatagramBatch::new();
+    for host in ["127.0.0.1:0", "[::1]:0"] {
+        let (mut receiver, address) = relay(host);
+        for delivery in [Delivery::Datagrams, Delivery::Trains] {
+            receiver.delivery = delivery;
+            // More than once, because the kernel writes into the headers.
+            for hops in [64, 3, 17] {
+                let sender = socket(host);
+                match address {
+                    SocketAddr::V4(_) => sender.set_ttl(hops).unwrap(),
+                    SocketAddr::V6(_) => {
+                        let sender = socket2::SockRef::from(&sender);
+                        sender.set_unicast_hops_v6(hops).unwrap();
+                    }
+                }
+                sender.send_to(b"x", address).unwrap();
+                batch.receive(&mut receiver).unwrap();
+                let received: Vec<_> = batch.trains().map(|train| train.hops).collect();
+                assert_eq!(received, [u8::try_from(hops).ok()]);
+            }
+        }
+    }
+}

@@ -13,6 +13,7 @@ use super::{ACCEPTS, EXHAUSTION_PAUSE, Relayed, TokenTarget, Worker, is_exhauste
 use crate::model::SourceAddress;
 use crate::relay::budget::PER_CONNECTION;
 use crate::relay::frontend::SharedFrontend;
+use crate::relay::hops::Hops;
 use crate::relay::pool::ConnectionKind;
 use crate::relay::source;
 use crate::relay::tcp::{ATTEMPTS, Attempt, Connecting, Readiness, Relaying, Side, reset};
@@ -82,6 +83,10 @@ impl Worker {
 
     fn admit(&mut self, frontend: Arc<SharedFrontend>, client: TcpStream, address: SocketAddr) {
         let client_address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let Some(hops) = Hops::after_client(&client, address) else {
+            self.budget.statistics().refused();
+            return reset(&client);
+        };
         let permit = self
             .budget
             .admit_accepted(&frontend, client_address.ip(), PER_CONNECTION);
@@ -95,6 +100,7 @@ impl Worker {
             client_address,
             permit,
             tried: Vec::new(),
+            hops,
             source: SourceAddress::Client,
         });
     }
@@ -113,7 +119,7 @@ impl Worker {
             };
             attempt.tried.push(lease.address());
             let client = attempt.shown_client(&route, lease.address());
-            match self.connect(lease.address(), client) {
+            match self.connect(lease.address(), client, attempt.hops) {
                 Ok((endpoint, source)) => {
                     let deadline = self.now + patience;
                     return self.wait_for_endpoint(Connecting {
@@ -139,15 +145,16 @@ impl Worker {
         &mut self,
         endpoint: SocketAddr,
         client: Option<IpAddr>,
+        hops: Hops,
     ) -> io::Result<(TcpStream, SourceAddress)> {
-        if let Some(client) = client {
-            match self.with_spare(|| source::connect(client, endpoint)) {
+        if client.is_some() {
+            match self.with_spare(|| source::connect(client, endpoint, hops)) {
                 Ok(stream) => return Ok((stream, SourceAddress::Client)),
                 Err(error) if is_exhausted(&error) => return Err(error),
                 Err(_) => self.budget.statistics().hidden(),
             }
         }
-        let stream = self.with_spare(|| TcpStream::connect(endpoint))?;
+        let stream = self.with_spare(|| source::connect(None, endpoint, hops))?;
         Ok((stream, SourceAddress::Node))
     }
 
@@ -225,7 +232,8 @@ impl Worker {
         self.ended.push(key);
         self.budget.statistics().hidden();
         connecting.attempt.source = SourceAddress::Node;
-        match self.connect(connecting.lease.address(), None) {
+        let hops = connecting.attempt.hops;
+        match self.connect(connecting.lease.address(), None, hops) {
             Ok((endpoint, source)) => self.wait_for_endpoint(Connecting {
                 endpoint,
                 source,
