@@ -13,7 +13,7 @@ use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::sys::socket::sockopt::{Ipv4RecvTtl, Ipv6RecvHopLimit, UdpGroSegment};
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, MultiHeaders, RecvMsg, SockaddrStorage, recv,
+    ControlMessage, ControlMessageOwned, MsgFlags, MultiHeaders, RecvMsg, SockaddrStorage,
     recvmmsg, recvmsg, sendmsg, setsockopt,
 };
 
@@ -45,7 +45,7 @@ const LONG: usize = 8;
 pub(super) struct DatagramSocket {
     socket: UdpSocket,
     family: SocketFamily,
-    /// The sender of all messages of a connected socket.
+    /// The only sender whose messages count; `None` for a frontend, which takes those of all clients.
     peer: Option<SocketAddr>,
     delivery: Delivery,
     /// The number of messages to ask for at once. The headers of each cost time, and most flows
@@ -125,6 +125,8 @@ pub(super) struct DatagramBatch {
     /// Only the pages that messages have filled take memory.
     buffer: Box<[u8]>,
     received: Vec<ReceivedMessage>,
+    /// The only sender of the messages that count.
+    peer: Option<SocketAddr>,
     of_clients: Headers,
     of_endpoints: Headers,
     /// For the size of a train's datagrams, and for its hops.
@@ -203,6 +205,7 @@ impl DatagramBatch {
         Self {
             buffer: vec![0; MESSAGES * STRIDE].into(),
             received: Vec::with_capacity(MESSAGES),
+            peer: None,
             of_clients: Headers::new(Some(&cmsg_space!(i32))),
             of_endpoints: Headers::new(None),
             control: cmsg_space!(i32, i32),
@@ -215,6 +218,7 @@ impl DatagramBatch {
     /// Those of the socket. Nothing was received then.
     pub(super) fn receive(&mut self, socket: &mut DatagramSocket) -> io::Result<MoreDatagrams> {
         self.received.clear();
+        self.peer = socket.peer;
         let received = match (socket.delivery, socket.peer) {
             (Delivery::Datagrams, Some(_)) if socket.asked == FEWEST => self.receive_few(socket),
             (Delivery::Datagrams, _) => self.receive_datagrams(socket),
@@ -252,12 +256,13 @@ impl DatagramBatch {
     /// An error after the first message is dropped: the endpoint's answer to the next message has it again.
     fn receive_few(&mut self, socket: &DatagramSocket) -> Result<(), Errno> {
         for chunk in self.buffer.chunks_mut(STRIDE).take(FEWEST) {
-            let flags = MsgFlags::MSG_DONTWAIT;
-            let length = recv(socket.socket.as_raw_fd(), &mut chunk[..LONGEST], flags)?;
+            let received = socket.socket.recv_from(&mut chunk[..LONGEST]);
+            let (length, sender) =
+                received.map_err(|error| Errno::try_from(error).unwrap_or(Errno::EIO))?;
             self.received.push(ReceivedMessage {
                 length,
                 size: length,
-                sender: socket.peer,
+                sender: Some(sender),
                 hops: None,
             });
         }
@@ -300,14 +305,19 @@ impl DatagramBatch {
         Ok(())
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.received.is_empty()
+    /// Returns whether `message` is of the endpoint, if the socket is one for an endpoint.
+    ///
+    /// Until such a socket is connected, the kernel takes what any host sends to its port.
+    fn counts(&self, message: &ReceivedMessage) -> bool {
+        self.peer.is_none() || message.sender == self.peer
     }
 
     /// Returns the datagrams in their order, in trains.
     pub(super) fn trains(&self) -> impl Iterator<Item = Train<'_>> {
         let mut next = 0;
         std::iter::from_fn(move || {
+            let others = self.received.get(next..)?.iter();
+            next += others.take_while(|it| !self.counts(it)).count();
             let first = *self.received.get(next)?;
             let start = next;
             next += 1;

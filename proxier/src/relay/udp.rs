@@ -337,11 +337,13 @@ impl UdpFlows {
                 // Other ICMP errors may pass, such as an unreachable host while routes change.
                 Err(_) => continue,
             };
-            flow.active_at = moment.now;
-            if !batch.is_empty() && flow.opening.take().is_some() {
-                flow.lease.succeed();
-            }
             let client = flow.from;
+            if batch.trains().next().is_some() {
+                flow.active_at = moment.now;
+                if flow.opening.take().is_some() {
+                    flow.lease.succeed();
+                }
+            }
             for train in batch.trains() {
                 self.answer(client, &train);
             }

@@ -181,6 +181,46 @@ fn a_socket_is_asked_for_as_many_messages_as_it_had() {
     }
 }
 
+/// Any host can send to a socket that is bound and not yet connected, and the kernel keeps what it took.
+#[test]
+fn datagrams_of_strangers_before_the_connection_do_not_count() {
+    let mut batch = DatagramBatch::new();
+    for host in ["127.0.0.1:0", "[::1]:0"] {
+        for asked in [FEWEST, MESSAGES] {
+            for delivery in [Delivery::Datagrams, Delivery::Trains] {
+                let (endpoint, stranger) = (socket(host), socket(host));
+                let receiver = socket(host);
+                let (address, peer) = (
+                    receiver.local_addr().unwrap(),
+                    endpoint.local_addr().unwrap(),
+                );
+                let forge = || stranger.send_to(b"forged", address).unwrap();
+                forge();
+                endpoint.send_to(b"answer", address).unwrap();
+                forge();
+                receiver.connect(peer).unwrap();
+                // The kernel drops this one.
+                forge();
+                let mut receiver = DatagramSocket {
+                    asked,
+                    delivery,
+                    ..DatagramSocket::connected(receiver, peer)
+                };
+                let mut received = Vec::new();
+                loop {
+                    let remaining = batch.receive(&mut receiver).unwrap();
+                    let of = |train: Train<'_>| (train.sender, train.first().to_vec());
+                    received.extend(batch.trains().map(of));
+                    if remaining == MoreDatagrams::Nothing {
+                        break;
+                    }
+                }
+                assert_eq!(received, [(Some(peer), b"answer".to_vec())]);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_frontend_learns_the_hops_of_each_datagram() {
     let mut batch = DatagramBatch::new();
