@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,22 +12,19 @@ use slab::Slab;
 
 use super::RelayLimits;
 use super::answers::WaitingAnswers;
-use super::budget::{Budget, PER_FLOW, Permit};
+use super::budget::{Budget, Permit};
 use super::datagrams::{DatagramBatch, DatagramSocket, MoreDatagrams, Train};
 use super::frontend::SharedFrontend;
 use super::hops::Hops;
-use super::pool::{ConnectionKind, Lease};
+use super::pool::Lease;
 use super::recent::{DatagramPlace, RecentDatagrams};
 use super::refusal::Refusals;
-use super::source;
 use super::tcp::ATTEMPTS;
-use super::worker::{is_exhausted, request};
+
+mod open;
 
 /// The number of batches that are received from a socket before the next socket gets its turn.
 const TURNS: usize = 2;
-
-/// If the table is full, the least recent one of this number of arbitrary flows is removed.
-const SAMPLES: usize = 8;
 
 /// The datagram sockets of a worker: those of frontends and those of flows.
 #[derive(Debug)]
@@ -63,8 +60,18 @@ struct UdpFlow {
     permit: Permit,
     from: FlowClient,
     active_at: Duration,
-    /// `None` from the endpoint's first answer on.
-    opening: Option<Opening>,
+    endpoint: FlowEndpoint,
+}
+
+/// What a flow knows of its endpoint.
+#[derive(Debug)]
+enum FlowEndpoint {
+    /// It has not answered yet.
+    Untried(Opening),
+    Answers,
+    /// "Port unreachable" arrived after an answer. The client's next datagram shows whether the endpoint is gone: any
+    /// host can send that message, if it guesses the port of a flow that lasts.
+    InDoubt,
 }
 
 /// What another endpoint needs if the endpoint of a flow refuses its first datagram.
@@ -184,7 +191,7 @@ impl UdpFlows {
             };
             match train.send(&flow.socket, None) {
                 // The error is that of an earlier datagram. This endpoint has not got these.
-                Err(error) if is_refused(&error) => self.give_up(key, moment),
+                Err(error) if is_refused(&error) => self.refuse(key, moment),
                 _ => return,
             }
         }
@@ -197,21 +204,23 @@ impl UdpFlows {
         moment: Moment<'_>,
         train: &Train<'_>,
     ) -> Option<(usize, &mut UdpFlow)> {
-        let key = match self.index.get(&from) {
-            Some(&key) => key,
-            None => {
-                let first = self.recent.keep(train.first())?;
+        let known = self.index.get(&from).copied();
+        let key = match known {
+            Some(key) if !self.is_in_doubt(key) => key,
+            _ => {
                 let Some(hops) = Hops::after(train.hops) else {
                     self.budget.statistics().refused();
                     return None;
                 };
-                let refused = Vec::new();
                 let opening = Opening {
-                    first,
-                    refused,
+                    first: self.recent.keep(train.first())?,
+                    refused: Vec::new(),
                     hops,
                 };
-                self.open(from, moment, opening)?
+                match known {
+                    Some(key) => self.open_again(key, opening),
+                    None => self.open(from, moment, opening)?,
+                }
             }
         };
         let Some(Socket::UdpFlow(flow)) = self.sockets.get_mut(key) else {
@@ -219,103 +228,6 @@ impl UdpFlows {
         };
         flow.active_at = moment.now;
         Some((key, flow))
-    }
-
-    /// Opens a flow to an endpoint that has not refused it. `None` if no endpoint is left, so that the client's
-    /// datagram is dropped.
-    fn open(
-        &mut self,
-        from: FlowClient,
-        moment: Moment<'_>,
-        mut opening: Opening,
-    ) -> Option<usize> {
-        let Some(Socket::Frontend { shared, .. }) = self.sockets.get(from.frontend) else {
-            return None;
-        };
-        let (shared, client) = (shared.clone(), from.address);
-        if self.index.len() >= self.limits.udp_flows {
-            self.evict();
-        }
-        let canonical = SocketAddr::new(client.ip().to_canonical(), client.port());
-        let route = shared.route();
-        let pool = route.pool_for(canonical.ip())?;
-        let request = request(shared.address(), canonical, moment.now);
-        let permit = self.permit(&shared, canonical.ip())?;
-        while opening.refused.len() < ATTEMPTS.len()
-            && let Some(lease) = pool.pick(&request, &opening.refused, ConnectionKind::Udp)
-        {
-            let endpoint = lease.address();
-            let is_shown = route.shows(canonical.ip(), endpoint.ip(), shared.address().ip());
-            let shown = is_shown.then_some(canonical.ip());
-            let mut socket = match self.connect(shown, endpoint, opening.hops) {
-                Ok(socket) => socket,
-                Err(error) if is_exhausted(&error) => return None,
-                // For example, no route leads to it.
-                Err(_) => {
-                    opening.refused.push(endpoint);
-                    lease.fail(moment.now);
-                    continue;
-                }
-            };
-            let entry = self.sockets.vacant_entry();
-            let key = entry.key();
-            moment
-                .registry
-                .register(&mut socket, (self.token)(key), Interest::READABLE)
-                .ok()?;
-            entry.insert(Socket::UdpFlow(UdpFlow {
-                socket: DatagramSocket::connected(socket, endpoint),
-                lease,
-                permit,
-                from,
-                active_at: moment.now,
-                opening: Some(opening),
-            }));
-            self.index.insert(from, key);
-            return Some(key);
-        }
-        self.budget.statistics().refused();
-        let datagram = self.recent.get(opening.first).unwrap_or_default();
-        self.refusals
-            .send(shared.address(), client, datagram, moment.now);
-        None
-    }
-
-    /// Returns a socket that is connected to `endpoint`, from the address `shown` if that is possible.
-    fn connect(
-        &mut self,
-        shown: Option<IpAddr>,
-        endpoint: SocketAddr,
-        hops: Hops,
-    ) -> io::Result<UdpSocket> {
-        let open = |shown| source::datagrams(shown, endpoint, hops);
-        let socket = match open(shown) {
-            Err(error) if is_exhausted(&error) => {
-                self.budget.statistics().exhausted();
-                self.evict();
-                open(shown)
-            }
-            // `IP_TRANSPARENT` needs a privilege. An endpoint that sees this node is better than
-            // none.
-            Err(_) if shown.is_some() => {
-                self.budget.statistics().hidden();
-                open(None)
-            }
-            other => other,
-        }?;
-        socket.connect(endpoint)?;
-        Ok(socket)
-    }
-
-    /// Takes a descriptor for a flow, from another flow if none is left.
-    fn permit(&mut self, frontend: &Arc<SharedFrontend>, client: IpAddr) -> Option<Permit> {
-        let budget = self.budget.clone();
-        let take = || budget.admit(frontend, client, PER_FLOW);
-        take().or_else(|| {
-            budget.statistics().over_share();
-            self.evict();
-            take()
-        })
     }
 
     fn receive_from_endpoint(
@@ -331,8 +243,8 @@ impl UdpFlows {
             let remaining = match batch.receive(&mut flow.socket) {
                 Ok(remaining) => remaining,
                 Err(error) if is_refused(&error) => {
-                    self.give_up(key, moment);
-                    return false;
+                    self.refuse(key, moment);
+                    continue;
                 }
                 // Other ICMP errors may pass, such as an unreachable host while routes change.
                 Err(_) => continue,
@@ -340,7 +252,8 @@ impl UdpFlows {
             let client = flow.from;
             if batch.trains().next().is_some() {
                 flow.active_at = moment.now;
-                if flow.opening.take().is_some() {
+                let before = std::mem::replace(&mut flow.endpoint, FlowEndpoint::Answers);
+                if matches!(before, FlowEndpoint::Untried(_)) {
                     flow.lease.succeed();
                 }
             }
@@ -380,15 +293,39 @@ impl UdpFlows {
         });
     }
 
-    /// Removes a flow whose endpoint answered "port unreachable". Another endpoint gets the datagram that opened
-    /// it; of a flow that had answers, the client's next datagram.
+    fn is_in_doubt(&self, key: usize) -> bool {
+        let is_in_doubt = |flow: &UdpFlow| matches!(flow.endpoint, FlowEndpoint::InDoubt);
+        matches!(self.sockets.get(key), Some(Socket::UdpFlow(flow)) if is_in_doubt(flow))
+    }
+
+    /// Treats a flow in doubt as a new one, at the same endpoint.
+    fn open_again(&mut self, key: usize, opening: Opening) -> usize {
+        if let Some(Socket::UdpFlow(flow)) = self.sockets.get_mut(key) {
+            flow.endpoint = FlowEndpoint::Untried(opening);
+        }
+        key
+    }
+
+    /// Handles "port unreachable" for a datagram of a flow.
+    fn refuse(&mut self, key: usize, moment: Moment<'_>) {
+        let Some(Socket::UdpFlow(flow)) = self.sockets.get_mut(key) else {
+            return;
+        };
+        match flow.endpoint {
+            FlowEndpoint::Untried(_) => self.give_up(key, moment),
+            FlowEndpoint::Answers | FlowEndpoint::InDoubt => flow.endpoint = FlowEndpoint::InDoubt,
+        }
+    }
+
+    /// Removes a flow whose endpoint answered "port unreachable" to the datagram that opened it. Another endpoint
+    /// gets that datagram.
     fn give_up(&mut self, key: usize, moment: Moment<'_>) {
         let Some(flow) = self.remove(key) else {
             return;
         };
         let endpoint = flow.lease.address();
         flow.lease.fail(moment.now);
-        let Some(mut opening) = flow.opening else {
+        let FlowEndpoint::Untried(mut opening) = flow.endpoint else {
             return;
         };
         opening.refused.push(endpoint);
@@ -413,24 +350,6 @@ impl UdpFlows {
         };
         self.index.remove(&flow.from);
         Some(flow)
-    }
-
-    /// Removes the least recent of a few flows. A list ordered by time would change with every datagram.
-    fn evict(&mut self) {
-        let slots = self.sockets.capacity();
-        let mut candidates: Vec<(Duration, usize)> = Vec::with_capacity(SAMPLES);
-        for _ in 0..slots {
-            self.hand = (self.hand + 1) % slots.max(1);
-            if let Some(Socket::UdpFlow(flow)) = self.sockets.get(self.hand) {
-                candidates.push((flow.active_at, self.hand));
-            }
-            if candidates.len() == SAMPLES {
-                break;
-            }
-        }
-        if let Some(&(_, key)) = candidates.iter().min() {
-            self.remove(key);
-        }
     }
 
     /// Removes flows that were idle for too long.

@@ -122,3 +122,37 @@ fn clients_learn_that_all_endpoints_refuse() {
         }
     });
 }
+
+/// Anybody can send "port unreachable" to a flow. The endpoint keeps a flow that had answers, and is not left out,
+/// unless it refuses the next datagram too.
+#[test]
+fn a_single_refusal_ends_no_flow_with_answers() {
+    let address = unused();
+    let pool = pool("rr", None);
+    add(&pool, address);
+    let mut relay = relay();
+    let (frontend, _listening) = open_at(&mut relay, "127.0.0.1", &pool);
+    let client = client(frontend);
+    let mut endpoint = UdpSocket::bind(address).unwrap();
+    let mut datagram = [0; 16];
+    client.send(b"first").unwrap();
+    let (_, flow) = endpoint.recv_from(&mut datagram).unwrap();
+    endpoint.send_to(b"answer", flow).unwrap();
+    client.recv(&mut datagram).unwrap();
+    add(&pool, datagram_endpoint());
+    loop {
+        drop(endpoint);
+        client.send(b"lost").unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        endpoint = UdpSocket::bind(address).unwrap();
+        endpoint.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.send(b"again").unwrap();
+        let (length, from) = endpoint.recv_from(&mut datagram).unwrap();
+        assert_eq!(from, flow);
+        // Otherwise the relay had not sent it before the endpoint returned.
+        if &datagram[..length] == b"again" {
+            break;
+        }
+        endpoint.recv_from(&mut datagram).unwrap();
+    }
+}
