@@ -17,6 +17,7 @@ use crate::nftables;
 use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Changed, Desired, Machine};
+use crate::problem::Problem;
 use crate::split_map::SplitMap;
 
 pub(crate) mod answer_path;
@@ -162,6 +163,12 @@ pub trait Dataplane {
     /// Only for a dataplane that decides about clients itself. With IPVS, packet rules decide.
     fn admit(&mut self, desired: &Desired, changed: &Changed) {
         let _ = (desired, changed);
+    }
+
+    /// Returns the parts of the plan that this dataplane leaves out, and why.
+    fn problems(&self, desired: &Desired) -> Vec<Problem> {
+        let _ = desired;
+        Vec::new()
     }
 
     /// Returns whether the kernel has the scheduler `name`, without a change of any virtual server.

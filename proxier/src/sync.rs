@@ -298,6 +298,7 @@ impl<D: Dataplane> Proxier<D> {
         problems.extend(self.filter().map(Filter::problems).into_iter().flatten());
         problems.extend(kernel::contested(&self.kernel.observed, self.desired()));
         problems.extend(self.input.doubtful_ranges(&self.machine));
+        problems.extend(self.dataplane.problems(self.desired()));
         problems.sort();
         problems
     }

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "userspace/circles.rs"]
+mod circles;
 #[path = "userspace/limits.rs"]
 mod limits;
 #[path = "userspace/node_ports.rs"]

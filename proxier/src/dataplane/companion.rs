@@ -22,6 +22,7 @@ use crate::nftables;
 use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Changed, Desired, Machine};
+use crate::problem::Problem;
 use crate::split_map::SplitMap;
 
 /// The kernel, and perhaps a relay for loopback addresses.
@@ -134,6 +135,11 @@ impl Dataplane for Companion {
             };
             relay.admit(desired, &relayed);
         }
+    }
+
+    fn problems(&self, desired: &Desired) -> Vec<Problem> {
+        let relay = self.relay.as_ref();
+        relay.map_or_else(Vec::new, |relay| relay.problems(desired))
     }
 
     fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure> {

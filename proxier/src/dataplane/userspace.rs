@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
+use rapidhash::RapidHashSet;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use schedulers::Registry;
@@ -32,18 +33,21 @@ use crate::nftables;
 use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Changed, Desired, Machine};
+use crate::problem::Problem;
 use crate::relay::{
-    Counts, EndpointPool, Handling, InsideClients, Listening, OpenError, Relay, RelayLimits, Route,
+    EndpointPool, Handling, InsideClients, Listening, OpenError, Relay, RelayLimits, Route,
     kernel_schedulers,
 };
 use crate::split_map::SplitMap;
 
+mod circles;
 mod client_sources;
 mod convert;
 mod terms;
 
+use circles::LeftOut;
 use client_sources::ClientSources;
-use convert::{handling, pool_config, socket, thresholds, transport};
+use convert::{handling, pool_config, socket, transport};
 use terms::{AllTerms, Terms};
 
 /// The dataplane of a process that relays itself.
@@ -60,6 +64,7 @@ pub struct Userspace {
     state: Observed,
     servers: BTreeMap<ipvs::ServiceKey, Server>,
     terms: AllTerms,
+    left_out: LeftOut,
     client_sources: ClientSources,
     /// Whether the log says that few more frontends can be opened.
     is_nearly_full: bool,
@@ -95,6 +100,7 @@ impl Userspace {
             state: Observed::default(),
             servers: BTreeMap::new(),
             terms: AllTerms::default(),
+            left_out: LeftOut::default(),
             client_sources: ClientSources::new(answers.unwrap_or_default()),
             is_nearly_full: false,
         })
@@ -136,6 +142,7 @@ impl Userspace {
                 let server = self.servers.remove(&key);
                 let server = server.ok_or_else(|| Failure::kernel(Errno::SRCH, op))?;
                 self.terms.remove(&key);
+                self.left_out.remove(&key);
                 // `Relay::close` keeps connections, as for a frontend without usable endpoints. The
                 // removal of their endpoints ends them.
                 server.pool.clear();
@@ -145,27 +152,10 @@ impl Userspace {
                 self.relay.cut();
                 Ok(())
             }
-            Op::AddDestination(key, destination) => {
-                let pool = &self.server(&key, op)?.pool;
-                let address = socket(&destination.key);
-                let added = pool.add(address, destination.weight, thresholds(&destination));
-                added.map_err(|error| refused(&error, op))
-            }
-            Op::SetDestination(key, destination) => {
-                let pool = &self.server(&key, op)?.pool;
-                let address = socket(&destination.key);
-                let set = pool.set(address, destination.weight, thresholds(&destination));
-                set.map_err(|error| refused(&error, op))
-            }
+            Op::AddDestination(key, destination) => self.add_destination(&key, &destination, op),
+            Op::SetDestination(key, destination) => self.set_destination(&key, &destination, op),
             Op::DeleteDestination(key, destination) => {
-                let removed = self.server(&key, op)?.pool.remove(socket(&destination));
-                let connections = removed.ok_or_else(|| Failure::kernel(Errno::NOENT, op))?;
-                // Most removed endpoints have no connections left. Then the workers need not search
-                // for any.
-                if connections != Counts::default() {
-                    self.relay.cut();
-                }
-                Ok(())
+                self.delete_destination(&key, &destination, op)
             }
             Op::AddAddress(address, _)
             | Op::SetAddress(address, _)
@@ -360,6 +350,10 @@ impl Dataplane for Userspace {
         false
     }
 
+    fn problems(&self, desired: &Desired) -> Vec<Problem> {
+        self.circles(desired)
+    }
+
     fn admit(&mut self, desired: &Desired, changed: &Changed) {
         self.client_sources.follow(desired, changed);
         for key in &changed.virtual_servers {
@@ -377,9 +371,13 @@ impl Dataplane for Userspace {
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(ops.len());
+        let mut frontends = RapidHashSet::default();
         for op in ops {
             let mut outcome = self.execute(op);
             if outcome.is_ok() {
+                if let Op::AddService(ipvs::Service { key, .. }) | Op::DeleteService(key) = op {
+                    frontends.extend(Frontend::of(key));
+                }
                 // Recorded even if the update below fails: the pool itself has changed.
                 self.state.record(op);
                 if let Some(key) = op.service_key() {
@@ -391,6 +389,7 @@ impl Dataplane for Userspace {
             }
             outcomes.push(outcome.map_err(Box::new));
         }
+        self.follow_frontends(&frontends);
         outcomes
     }
 

@@ -104,6 +104,7 @@ const MODULES: [(&str, &[&str]); 48] = [
             "observed",
             "op",
             "plan",
+            "problem",
             "relay",
             "split_map",
             "timer",
