@@ -257,12 +257,18 @@ impl Relay {
         Ok(listening)
     }
 
-    /// Changes the clients that may connect, and their endpoints. Existing connections stay.
+    /// Changes the clients that may connect, and their endpoints.
+    ///
+    /// Connections and flows of clients that may no longer connect end. A flow to an endpoint that its client may no longer use
+    /// ends too, so that the client's next datagram gets another one. A connection stays until the endpoint is
+    /// removed, as with IPVS.
     ///
     /// # Errors
     /// As [`Relay::adjust`].
     pub fn set_route(&mut self, listening: &mut Listening, route: Route) -> io::Result<()> {
-        listening.shared.set_route(route);
+        if listening.shared.set_route(route) {
+            self.tell(|| RelayCommand::Reroute(listening.shared.clone()));
+        }
         self.adjust(listening)
     }
 

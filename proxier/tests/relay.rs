@@ -18,6 +18,8 @@ mod proxy_header;
 mod refused;
 #[path = "relay/schedulers.rs"]
 mod registered;
+#[path = "relay/routes.rs"]
+mod routes;
 #[path = "relay/silence.rs"]
 mod silence;
 #[path = "relay/transfers.rs"]

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Statistics;
 use super::frontend::SharedFrontend;
+use super::pool::EndpointPool;
 
 /// A frontend or a client may have this many times the free descriptors.
 const SHARE: usize = 8;
@@ -175,6 +176,11 @@ pub(super) struct Permit {
 }
 
 impl Permit {
+    /// Returns the endpoints of its client at its frontend; `None` if the client may no longer connect.
+    pub(super) fn pool(&self) -> Option<Arc<EndpointPool>> {
+        self.frontend.route().pool_for(self.client).cloned()
+    }
+
     /// Returns the frontend that uses the descriptors.
     pub(super) fn frontend(&self) -> &SharedFrontend {
         &self.frontend
@@ -212,7 +218,7 @@ mod tests {
 
     use schedulers::Options;
 
-    use super::super::{EndpointPool, PoolConfig, Route};
+    use super::super::{PoolConfig, Route};
     use super::*;
 
     #[test]

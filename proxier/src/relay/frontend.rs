@@ -92,6 +92,18 @@ impl Route {
         }
     }
 
+    /// Returns whether each client may use the same endpoints as with `other`.
+    fn admits_as(&self, other: &Self) -> bool {
+        let is_inside_equal = match (&self.inside, &other.inside) {
+            (None, None) => true,
+            (Some((clients, pool)), Some((other_clients, other))) => {
+                Arc::ptr_eq(clients, other_clients) && Arc::ptr_eq(pool, other)
+            }
+            _ => false,
+        };
+        is_inside_equal && Arc::ptr_eq(&self.pool, &other.pool) && self.sources == other.sources
+    }
+
     /// Returns whether `endpoint` sees the address of `client`, which connected to `frontend`.
     pub(super) fn shows(&self, client: IpAddr, endpoint: IpAddr, frontend: IpAddr) -> bool {
         let answers = self.client_sources.as_ref();
@@ -150,7 +162,11 @@ impl SharedFrontend {
         self.descriptors.fetch_sub(count, Ordering::Relaxed);
     }
 
-    pub(super) fn set_route(&self, route: Route) {
-        *self.route.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(route);
+    /// Replaces the route. Returns whether clients may have lost their endpoint.
+    pub(super) fn set_route(&self, route: Route) -> bool {
+        let mut present = self.route.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_stricter = !route.admits_as(&present);
+        *present = Arc::new(route);
+        is_stricter
     }
 }

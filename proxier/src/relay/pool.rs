@@ -258,6 +258,25 @@ impl EndpointPool {
         })
     }
 
+    /// Returns a share of the endpoint with this address, whatever the scheduler would choose. `None` if the pool
+    /// lacks it.
+    fn join(self: &Arc<Self>, address: SocketAddr, is_active: bool) -> Option<Lease> {
+        let mut state = self.lock();
+        let Member { id, is_cut, .. } = state.endpoints.get(&address)?;
+        let (id, is_cut) = (*id, is_cut.clone());
+        match is_active {
+            true => state.balancer.connected(id).ok()?,
+            false => state.balancer.opened(id).ok()?,
+        }
+        Some(Lease {
+            pool: Arc::clone(self),
+            id,
+            address,
+            is_active,
+            is_cut,
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         // No code panics while it holds the lock, and a panic in any thread ends the process.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -370,6 +389,16 @@ impl Lease {
     /// Returns the pool.
     pub fn pool(&self) -> &Arc<EndpointPool> {
         &self.pool
+    }
+
+    /// Counts the connection at the same endpoint in another pool from now on. Returns false if that pool lacks it;
+    /// then nothing changes.
+    pub fn move_to(&mut self, pool: &Arc<EndpointPool>) -> bool {
+        if Arc::ptr_eq(&self.pool, pool) {
+            return true;
+        }
+        let moved = pool.join(self.address, self.is_active);
+        moved.map(|lease| *self = lease).is_some()
     }
 
     /// Returns whether the endpoint was removed, so that the connection must end.

@@ -96,7 +96,7 @@ pub(super) struct Relaying {
     client: TcpStream,
     endpoint: TcpStream,
     pub(super) lease: Lease,
-    permit: Permit,
+    pub(super) permit: Permit,
     up: Pipe,
     down: Pipe,
     /// The time of the last bytes, in seconds since the start of the relay.

@@ -20,6 +20,7 @@ use super::pool::Lease;
 use super::recent::{DatagramPlace, RecentDatagrams};
 use super::refusal::Refusals;
 use super::tcp::ATTEMPTS;
+use super::worker::Rerouted;
 
 mod open;
 
@@ -364,6 +365,22 @@ impl UdpFlows {
     /// Removes the flows of removed endpoints.
     pub(super) fn cut(&mut self) {
         self.remove_if(|flow| flow.lease.is_cut());
+    }
+
+    /// Removes the flows of these frontends whose client may no longer use them, or their endpoint.
+    pub(super) fn reroute(&mut self, rerouted: &Rerouted) {
+        let mut lost = Vec::new();
+        for (key, socket) in &mut self.sockets {
+            if let Socket::UdpFlow(flow) = socket
+                && rerouted.have(&flow.permit)
+                && !(flow.permit.pool()).is_some_and(|pool| flow.lease.move_to(&pool))
+            {
+                lost.push(key);
+            }
+        }
+        for key in lost {
+            self.remove(key);
+        }
     }
 
     /// Closes the frontend sockets with this number, and their flows.

@@ -28,6 +28,9 @@ use super::transit::Transit;
 use super::udp::{Moment, UdpFlows};
 
 mod accept;
+mod reroute;
+
+pub(super) use reroute::Rerouted;
 
 /// The token of the waker. No key is that large.
 pub(super) const WAKER: Token = Token(usize::MAX);
@@ -55,6 +58,8 @@ pub(super) enum RelayCommand {
     Close(u64),
     /// End the connections and flows of removed endpoints.
     Cut,
+    /// End the connections and flows that the route of this frontend does not permit.
+    Reroute(Arc<SharedFrontend>),
     /// Close all listeners, and return when all connections have ended, or at this time.
     Stop(Duration),
 }
@@ -351,8 +356,15 @@ impl Worker {
 
     /// Executes the waiting commands. Returns whether the worker ends.
     fn obey(&mut self) -> bool {
+        let mut rerouted = Rerouted::default();
         loop {
-            match self.commands.try_recv() {
+            let command = self.commands.try_recv();
+            if !matches!(command, Ok(RelayCommand::Reroute(_))) {
+                // Before the next command, which may remove endpoints that connections leave.
+                self.reroute(&std::mem::take(&mut rerouted));
+            }
+            match command {
+                Ok(RelayCommand::Reroute(frontend)) => rerouted.add(frontend),
                 Ok(RelayCommand::Listen(number, mut socket, frontend)) => {
                     let entry = self.listeners.vacant_entry();
                     let token = TokenTarget::Listener(entry.key()).token();

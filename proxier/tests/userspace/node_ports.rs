@@ -127,3 +127,30 @@ fn localhost_serves_no_node_port_if_the_operator_excludes_it() {
         );
     }
 }
+
+/// A client that is locked out keeps neither its connection nor its flow.
+#[test]
+fn source_ranges_apply_to_what_is_open() {
+    const BALANCER: &str = "127.9.8.11";
+    let (port, a) = (unused_port(), endpoint());
+    let with_range = |range: &str| {
+        let ranges = format!(
+            "status: {{loadBalancer: {{ingress: [{{ip: {BALANCER}}}]}}}}\n\
+             spec:\n  type: LoadBalancer\n  loadBalancerSourceRanges: [{range}]\n"
+        );
+        manifest("TCP", port, &[a], "").replace("spec:\n", &ranges)
+    };
+    let daemon = Daemon::start(&with_range("127.0.0.0/8"));
+    eventually("the balancer's address answers", || {
+        answer_at((BALANCER, port)).ok() == Some(a)
+    });
+    let mut client = TcpStream::connect((BALANCER, port)).unwrap();
+    let mut through_cluster_ip = TcpStream::connect((SERVICE, port)).unwrap();
+    assert_eq!(ask(&mut client).unwrap(), a);
+    assert_eq!(ask(&mut through_cluster_ip).unwrap(), a);
+    daemon.apply(&with_range("192.0.2.0/24"));
+    let error = client.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    // The ranges do not restrict the cluster IP.
+    assert_eq!(ask(&mut through_cluster_ip).unwrap(), a);
+}
