@@ -169,9 +169,35 @@ impl Pipe {
 
     /// Writes the waiting bytes to the sink. Returns whether none are left.
     fn flush(&mut self, sink: &TcpStream, transit: &mut Transit) -> io::Result<bool> {
-        let (before, mut accepted) = (self.held(), 0);
+        self.flush_by(|waiting| waiting.give(sink), transit)
+    }
+
+    fn flush_by(
+        &mut self,
+        give: impl FnMut(&mut Waiting) -> io::Result<usize>,
+        transit: &mut Transit,
+    ) -> io::Result<bool> {
+        let before = self.held();
+        let given = self.give_all(give);
+        // After an error too: the sink may have accepted some of them before.
+        transit.count(before, self.held());
+        given?;
+        let is_empty = self.waiting.is_empty();
+        if is_empty {
+            // A connection that becomes idle must not keep its buffer.
+            self.discard(transit);
+        }
+        Ok(is_empty)
+    }
+
+    /// Writes the waiting bytes until none are left or the sink blocks.
+    fn give_all(
+        &mut self,
+        mut give: impl FnMut(&mut Waiting) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        let mut accepted = 0;
         while self.sink_is_ready && !self.waiting.is_empty() {
-            match non_blocking(|| self.waiting.give(sink))? {
+            match non_blocking(|| give(&mut self.waiting))? {
                 Some(written) => {
                     self.count_written(written);
                     accepted += written;
@@ -179,13 +205,7 @@ impl Pipe {
                 None => self.block(accepted),
             }
         }
-        transit.count(before, self.held());
-        let is_empty = self.waiting.is_empty();
-        if is_empty {
-            // A connection that becomes idle must not keep its buffer.
-            self.discard(transit);
-        }
-        Ok(is_empty)
+        Ok(())
     }
 
     /// Drops the bytes that wait for the sink.
@@ -431,6 +451,26 @@ mod tests {
         for line in &mut lines {
             line.drain(&mut transit);
         }
+        assert_eq!(transit.held(), 0);
+    }
+
+    #[test]
+    fn a_sink_that_fails_after_it_accepted_a_part_leaves_no_bytes_counted() {
+        let mut transit = transit(0, 0);
+        let mut pipe = Pipe::beginning_with(vec![b'x'; 10]);
+        transit.count(0, pipe.held());
+        let reset = io::Error::from(io::ErrorKind::ConnectionReset);
+        let mut answers = [Ok(4), Err(reset)].into_iter();
+        let give = |waiting: &mut Waiting| {
+            let written: usize = answers.next().unwrap()?;
+            if let Waiting::Bytes { sent, .. } = waiting {
+                *sent += written;
+            }
+            Ok(written)
+        };
+        assert!(pipe.flush_by(give, &mut transit).is_err());
+        assert_eq!((transit.held(), pipe.held()), (6, 6));
+        pipe.discard(&mut transit);
         assert_eq!(transit.held(), 0);
     }
 
