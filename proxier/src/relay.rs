@@ -44,6 +44,7 @@ mod transit;
 mod udp;
 mod worker;
 
+pub(crate) use affinity::AffinityRoom;
 pub use frontend::{Handling, InsideClients, Route};
 pub use holder::Holder;
 pub use pool::{Counts, EndpointPool, PoolConfig};

@@ -35,8 +35,8 @@ use crate::op::Op;
 use crate::plan::{Changed, Desired, Machine};
 use crate::problem::Problem;
 use crate::relay::{
-    EndpointPool, Handling, InsideClients, Listening, OpenError, Relay, RelayLimits, Route,
-    kernel_schedulers,
+    AffinityRoom, EndpointPool, Handling, InsideClients, Listening, OpenError, Relay, RelayLimits,
+    Route, kernel_schedulers,
 };
 use crate::split_map::SplitMap;
 
@@ -61,6 +61,7 @@ pub struct Userspace {
     namespace: Option<NamespaceLock>,
     inside: Arc<InsideClients>,
     schedulers: Arc<Registry>,
+    affinity: Arc<AffinityRoom>,
     state: Observed,
     servers: BTreeMap<ipvs::ServiceKey, Server>,
     terms: AllTerms,
@@ -97,6 +98,7 @@ impl Userspace {
             namespace: None,
             inside: Arc::new(inside),
             schedulers: kernel_schedulers(),
+            affinity: Arc::default(),
             state: Observed::default(),
             servers: BTreeMap::new(),
             terms: AllTerms::default(),
@@ -170,7 +172,8 @@ impl Userspace {
             return Err(Failure::kernel(Errno::EXIST, op));
         }
         let (registry, now) = (self.schedulers.clone(), self.relay.now());
-        let pool = EndpointPool::choosing(registry, &pool_config(&service), now);
+        let room = self.affinity.clone();
+        let pool = EndpointPool::sharing(room, registry, &pool_config(&service), now);
         let pool = Arc::new(pool.map_err(|error| refused(&error, op))?);
         let listening = match Frontend::of(&service.key) {
             Some(frontend) => {
@@ -294,6 +297,9 @@ impl Dataplane for Userspace {
         let machine = self.machine.read_machine()?;
         self.inside.set_own(machine.addresses.clone());
         let can_keep_sources = self.client_sources.check(&machine);
+        // At each resync, for pools that get no new clients.
+        let (pools, now) = (self.servers.values(), self.relay.now());
+        pools.for_each(|server| server.pool.forget_clients(now));
         Ok(Machine {
             // The relay could not keep SCTP's associations of several addresses.
             unsupported: [Protocol::Sctp].into(),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use schedulers::{Balancer, Options, Registry, Request, Server, ServerId, Thresholds};
 
-use super::affinity::Affinity;
+use super::affinity::{Affinity, AffinityRoom};
 
 /// The first pause of an endpoint that does not accept connections; doubled after each further failure.
 const FIRST_EJECTION: Duration = Duration::from_secs(1);
@@ -42,6 +42,7 @@ pub(crate) fn kernel_schedulers() -> Arc<Registry> {
 #[derive(Debug)]
 pub struct EndpointPool {
     registry: Arc<Registry>,
+    room: Arc<AffinityRoom>,
     state: Mutex<PoolState>,
 }
 
@@ -113,15 +114,29 @@ impl EndpointPool {
         config: &PoolConfig,
         now: Duration,
     ) -> Result<Self, PoolError> {
+        Self::sharing(Arc::default(), registry, config, now)
+    }
+
+    /// As [`EndpointPool::choosing`], for pools that share the `room` for the clients that they remember.
+    ///
+    /// # Errors
+    /// If no scheduler has that name.
+    pub(crate) fn sharing(
+        room: Arc<AffinityRoom>,
+        registry: Arc<Registry>,
+        config: &PoolConfig,
+        now: Duration,
+    ) -> Result<Self, PoolError> {
         let scheduler = registry.build(&config.scheduler, &config.options)?;
         let state = PoolState {
             balancer: Balancer::starting_at(scheduler, &config.options, now),
             endpoints: HashMap::new(),
             ejected: Vec::new(),
-            affinity: config.affinity.map(Affinity::new),
+            affinity: config.affinity.map(|it| Affinity::new(it, &room)),
         };
         Ok(Self {
             registry,
+            room,
             state: Mutex::new(state),
         })
     }
@@ -136,9 +151,16 @@ impl EndpointPool {
         state.balancer.reschedule(scheduler, now)?;
         match (&mut state.affinity, config.affinity) {
             (Some(affinity), Some(timeout)) => affinity.set_timeout(timeout),
-            (affinity, timeout) => *affinity = timeout.map(Affinity::new),
+            (affinity, timeout) => *affinity = timeout.map(|it| Affinity::new(it, &self.room)),
         }
         Ok(())
+    }
+
+    /// Forgets the clients whose affinity is over, and those that exceed the pool's share of the memory.
+    pub(crate) fn forget_clients(&self, now: Duration) {
+        if let Some(affinity) = &mut self.lock().affinity {
+            affinity.forget(now);
+        }
     }
 
     /// Adds an endpoint.
