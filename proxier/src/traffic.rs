@@ -10,6 +10,7 @@
 //! Each series belongs to a virtual server, not to a Service. The sum of a Service would fall when one of
 //! its virtual servers is deleted. Prometheus takes a fall for a restart, and would count the rest twice.
 
+mod held;
 mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +22,7 @@ use crate::model::ServicePortName;
 use crate::plan::{FrontendKind, VirtualServer};
 use crate::split_map::SplitMap;
 
+pub(crate) use held::{Displaced, HeldTraffic, ReadPages};
 #[cfg(test)]
 pub(crate) use text::METRICS;
 pub(crate) use text::{Traffic, TrafficText};

@@ -1,12 +1,11 @@
 //! The body of an answer.
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 
-use crate::traffic::TrafficText;
+use crate::traffic::{Displaced, TrafficText};
 
 /// A text, and the traffic of Services behind it, which is made in pieces while the client reads.
 #[derive(Debug)]
@@ -30,21 +29,20 @@ impl<T: Into<Bytes>> From<T> for AnswerBody {
 
 impl Body for AnswerBody {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = Displaced;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Displaced>>> {
         let piece = match self.text.is_empty() {
-            false => Some(std::mem::take(&mut self.text)),
-            true => self
-                .traffic
-                .as_mut()
-                .and_then(Iterator::next)
-                .map(Bytes::from),
+            false => Some(Ok(std::mem::take(&mut self.text))),
+            true => {
+                let traffic = self.traffic.as_mut().and_then(Iterator::next);
+                traffic.map(|piece| piece.map(Bytes::from))
+            }
         };
-        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
+        Poll::Ready(piece.map(|piece| piece.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {

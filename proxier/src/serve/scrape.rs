@@ -11,13 +11,13 @@ use metrics::{counter, gauge};
 use super::body::AnswerBody;
 use crate::dataplane::linux::CounterReader;
 use crate::instruments::Exporter;
-use crate::traffic::{self, Owners, Traffic, TrafficText};
+use crate::traffic::{self, HeldTraffic, Owners, ReadPages, Traffic, TrafficText};
 use crate::watch;
 
 /// The age up to which a page is served again.
 ///
 /// So this process reads the kernel at most once per second, however many clients scrape and however often.
-/// Besides the pages that clients still read, it keeps the values of one page only.
+/// Besides a few pages that clients still read, it keeps the values of one page only.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Makes the page.
@@ -33,6 +33,7 @@ pub(crate) struct Scraper {
 #[derive(Debug, Default)]
 struct State {
     page: Option<(Instant, Page)>,
+    read: ReadPages,
     reader: Option<CounterReader>,
     /// The last reason why series of Services are missing.
     missing: String,
@@ -45,7 +46,7 @@ struct Page {
     /// The text of the recorded values.
     recorded: Bytes,
     /// The traffic of Services; `None` if its series are missing.
-    traffic: Option<Arc<Traffic>>,
+    traffic: Option<Arc<HeldTraffic>>,
 }
 
 impl From<&Page> for AnswerBody {
@@ -81,7 +82,7 @@ impl Scraper {
         }
         let recorded = self.exporter.render().into();
         let (traffic, why) = match self.traffic(&mut state.reader) {
-            Ok(traffic) => (traffic.map(Arc::new), String::new()),
+            Ok(traffic) => (traffic, String::new()),
             Err(why) => (None, why),
         };
         if why != state.missing {
@@ -90,6 +91,7 @@ impl Scraper {
             }
             state.missing = why;
         }
+        let traffic = traffic.map(|traffic| state.read.add(traffic));
         let page = Page { recorded, traffic };
         let body = AnswerBody::from(&page);
         state.page = Some((Instant::now(), page));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
-use super::Owner;
+use super::{Displaced, HeldTraffic, Owner};
 use crate::instruments::{Instrument, InstrumentKind, write_head};
 use crate::plan::FrontendKind;
 
@@ -182,7 +182,7 @@ impl Traffic {
 /// At 10,000 virtual servers the whole text has 10 MB, the [`Traffic`] 2 MB.
 #[derive(Debug)]
 pub(crate) struct TrafficText {
-    traffic: Arc<Traffic>,
+    traffic: Arc<HeldTraffic>,
     /// The place in [`METRICS`] of the next line.
     metric: usize,
     /// The next series of that metric.
@@ -191,7 +191,7 @@ pub(crate) struct TrafficText {
 
 impl TrafficText {
     /// Returns the text of `traffic`.
-    pub(crate) fn new(traffic: Arc<Traffic>) -> Self {
+    pub(crate) fn new(traffic: Arc<HeldTraffic>) -> Self {
         Self {
             traffic,
             metric: 0,
@@ -201,14 +201,18 @@ impl TrafficText {
 }
 
 impl Iterator for TrafficText {
-    type Item = String;
+    type Item = Result<String, Displaced>;
 
-    fn next(&mut self) -> Option<String> {
+    fn next(&mut self) -> Option<Self::Item> {
+        let traffic = match self.traffic.get() {
+            Ok(traffic) => traffic,
+            Err(displaced) => return Some(Err(displaced)),
+        };
         let mut text = String::new();
         while text.len() < PIECE
             && let Some(metric) = METRICS.get(self.metric)
         {
-            if self.series == self.traffic.series(self.metric) {
+            if self.series == traffic.series(self.metric) {
                 self.metric += 1;
                 self.series = 0;
                 continue;
@@ -216,10 +220,10 @@ impl Iterator for TrafficText {
             if self.series == 0 {
                 write_head(&mut text, metric);
             }
-            self.traffic.write(&mut text, self.metric, self.series);
+            traffic.write(&mut text, self.metric, self.series);
             self.series += 1;
         }
-        (!text.is_empty()).then_some(text)
+        (!text.is_empty()).then_some(Ok(text))
     }
 }
 
@@ -258,6 +262,7 @@ fn labels(key: &ipvs::ServiceKey, owner: &Owner) -> String {
 mod tests {
     use super::*;
     use crate::model::{ObjectName, ServicePortName};
+    use crate::traffic::ReadPages;
 
     fn entry(last: u8, connections: u64) -> ipvs::ServiceEntry {
         let key = ipvs::ServiceKey::Address {
@@ -287,7 +292,8 @@ mod tests {
     }
 
     fn text(traffic: Traffic) -> String {
-        TrafficText::new(Arc::new(traffic)).collect()
+        let page = ReadPages::default().add(traffic);
+        TrafficText::new(page).collect::<Result<_, _>>().unwrap()
     }
 
     #[test]
@@ -333,7 +339,8 @@ mod tests {
             traffic.add(&owner(), &entry(1, number), &[]);
         }
         let mut lines = 0;
-        for piece in TrafficText::new(Arc::new(traffic)) {
+        for piece in TrafficText::new(ReadPages::default().add(traffic)) {
+            let piece = piece.unwrap();
             assert!(piece.len() < PIECE + 1_000 && piece.ends_with('\n'));
             lines += piece.lines().count();
         }
