@@ -12,7 +12,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::answer::Site;
-use super::pool::ConnectionPool;
+use super::pool::{ConnectionPool, Turn};
 use super::view::Viewer;
 use super::{BIND_PAUSE, OnBindFailure, socket};
 
@@ -84,9 +84,10 @@ pub(super) async fn accept(listener: TcpListener, service: HttpService) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let pool = service.pool.clone();
-                let connection = tokio::spawn(serve(stream, service.clone()));
-                pool.add(connection.abort_handle());
+                service.pool.make_room().await;
+                let served = service.clone();
+                let start = |turn| tokio::spawn(serve(stream, served, turn)).abort_handle();
+                service.pool.add(start);
             }
             // The connection is gone already, or no file descriptor is free.
             Err(error) => {
@@ -98,12 +99,18 @@ pub(super) async fn accept(listener: TcpListener, service: HttpService) {
 }
 
 /// Serves one connection until the client closes it or a limit is reached.
-async fn serve(stream: TcpStream, service: HttpService) {
+async fn serve(stream: TcpStream, service: HttpService, turn: Turn) {
     let answer = service_fn(|request: hyper::Request<_>| {
+        turn.begin();
         // No page reads a body.
         let (head, _body) = request.into_parts();
         let answer = service.viewer.answer(service.site, &head);
-        async move { Ok::<_, Infallible>(answer.await) }
+        let turn = &turn;
+        async move {
+            let answer = answer.await;
+            turn.end();
+            Ok::<_, Infallible>(answer)
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -114,6 +121,15 @@ async fn serve(stream: TcpStream, service: HttpService) {
         .title_case_headers(true)
         .serve_connection(TokioIo::new(stream), answer);
     let mut connection = pin!(connection);
+    // The runtime tells a task that its socket has bytes only when the task has asked, and between two of its polls.
+    for _ in 0..2 {
+        tokio::select! {
+            biased;
+            _ = connection.as_mut() => return,
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    turn.had_first();
     tokio::select! {
         // An error is the client's: it sent something else, or closed the connection.
         _ = connection.as_mut() => return,

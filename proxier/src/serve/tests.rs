@@ -45,6 +45,23 @@ fn start_at(healthz: SocketAddr) -> Running {
 }
 
 fn start_with(healthz: SocketAddr, on_bind_failure: OnBindFailure) -> Running {
+    let metrics = unused();
+    let (config, sources) = node(healthz, metrics, on_bind_failure);
+    let servers = super::start(config, sources.clone()).unwrap();
+    Running {
+        sources,
+        healthz,
+        metrics,
+        _servers: servers,
+    }
+}
+
+/// Returns the values of the servers of a node that made its first round.
+fn node(
+    healthz: SocketAddr,
+    metrics: SocketAddr,
+    on_bind_failure: OnBindFailure,
+) -> (ServeConfig, Sources) {
     let sources = Sources {
         board: Arc::default(),
         health_ports: Arc::default(),
@@ -55,7 +72,6 @@ fn start_with(healthz: SocketAddr, on_bind_failure: OnBindFailure) -> Running {
         facts.node = NodeState::Staying;
         facts.end(None, clock::since_boot(), SystemTime::now());
     });
-    let metrics = unused();
     let config = ServeConfig {
         healthz: Some(healthz),
         metrics: Some(metrics),
@@ -73,13 +89,7 @@ fn start_with(healthz: SocketAddr, on_bind_failure: OnBindFailure) -> Running {
             configz: "{}".to_owned(),
         },
     };
-    let servers = super::start(config, sources.clone()).unwrap();
-    Running {
-        sources,
-        healthz,
-        metrics,
-        _servers: servers,
-    }
+    (config, sources)
 }
 
 /// Returns the response to `GET path`, once the server listens.
@@ -158,6 +168,44 @@ fn clients_that_send_nothing_keep_no_probe_out() {
     let last = slow.last_mut().unwrap();
     last.write_all(b"y\r\nConnection: close\r\n\r\n").unwrap();
     assert!(read(last).starts_with("HTTP/1.1 200"));
+}
+
+/// More connections wait for the server than it keeps. Each fifth one is a probe, and the others send a part of a
+/// request.
+#[test]
+fn a_burst_of_connections_resets_no_probe() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let (config, sources) = node(unused(), unused(), OnBindFailure::Retry);
+    let service = HttpService {
+        site: Site::Health,
+        viewer: Arc::new(view::Viewer::new(config, sources)),
+        pool: ConnectionPool::new(MAX_CONNECTIONS),
+    };
+    let context = runtime.enter();
+    let listener = socket::listen_at((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    drop(context);
+    let address = listener.local_addr().unwrap();
+    let (mut probes, mut slow) = (Vec::new(), Vec::new());
+    for number in 0..6 * MAX_CONNECTIONS {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let head = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n";
+        stream.write_all(head.as_bytes()).unwrap();
+        match number % 5 {
+            0 => {
+                stream.write_all(b"\r\n").unwrap();
+                probes.push(stream);
+            }
+            _ => slow.push(stream),
+        }
+    }
+    std::thread::spawn(move || runtime.block_on(listener::accept(listener, service)));
+    let is_answered = |probe: &mut TcpStream| read(probe).starts_with("HTTP/1.1 200");
+    let answered = probes.iter_mut().map(is_answered);
+    let answered = answered.filter(|&it| it).count();
+    assert_eq!(answered, probes.len());
 }
 
 #[test]
