@@ -171,12 +171,16 @@ const MAX_SCHEDULER: usize = 15;
 /// The schedulers with flags.
 const SCHEDULERS_WITH_FLAGS: [&str; 2] = ["sh", "mh"];
 
+/// The maximum number of unknown names that a Problem names.
+const SAMPLES: usize = 3;
+
 /// Parses the annotations of a Service. Returns `None` if it has no valid annotation of this proxy.
 pub(super) fn read(
     wire: &metadata::AnnotationMap<'_>,
     parser: &mut Parser<'_>,
 ) -> Option<Box<Annotations>> {
     let mut read = Annotations::default();
+    let mut unknown = Vec::new();
     for (name, value) in &wire.ours {
         match &**name {
             SCHEDULER => read.scheduler = parse(name, value, parser, |text, _| scheduler(text)),
@@ -199,13 +203,12 @@ pub(super) fn read(
             TOPOLOGY_KEYS => {
                 read.topology_keys = parse(name, value, parser, |text, _| topology_keys(text));
             }
-            _ => {
-                // A misspelled name would otherwise have no effect and no message.
-                let message = format!("is not one of {}; ignored", ANNOTATIONS.join(", "));
-                parser.problem(FIELD, format_args!("{PREFIX}{name}"), message);
-            }
+            _ => unknown.push(&**name),
         }
     }
+    // The same Problem whatever the order in which the API server sends them.
+    unknown.sort_unstable();
+    report(&unknown, parser);
     // Without the annotation `scheduler` the flags are kept: the default scheduler may be sh or mh,
     // which only the planner knows.
     if let (Some(scheduler), Some(_)) = (&read.scheduler, read.scheduler_flags)
@@ -220,6 +223,22 @@ pub(super) fn read(
 }
 
 const FIELD: &str = "metadata.annotations";
+
+/// Reports unknown names, as one Problem. A misspelled name would otherwise have no effect and no message.
+fn report(unknown: &[&str], parser: &mut Parser<'_>) {
+    let (first, others) = match unknown {
+        [] => return,
+        [first, others @ ..] => (first, others),
+    };
+    let known = ANNOTATIONS.join(", ");
+    let message = match others.len() {
+        0 => format!("is not one of {known}; ignored"),
+        _ => format!("are {} names, none of {known}; ignored", unknown.len()),
+    };
+    let named = others.iter().take(SAMPLES - 1);
+    let named: String = named.map(|name| format!(", {PREFIX}{name}")).collect();
+    parser.problem(FIELD, format_args!("{PREFIX}{first}{named}"), message);
+}
 
 /// Parses a value with `parse`. An error becomes a Problem.
 fn parse<T>(

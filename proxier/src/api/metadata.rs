@@ -24,8 +24,7 @@ const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// The maximum number of our annotations that are read from an object.
 ///
-/// Each is compared with all others. More than the problems that are listed, so that one of these says that
-/// there are more.
+/// Each is compared with all others.
 const MAX_OURS: usize = 200;
 
 /// `metadata` of an object.

@@ -75,6 +75,34 @@ fn bombs_are_rejected_and_the_rest_is_read() {
     }
 }
 
+/// Returns a Service with so many annotations of ours that do not exist.
+fn misspelled(count: usize) -> String {
+    let names = (0..count).map(|number| format!("    ipvs-proxier.io/misspelled-{number:03}: x\n"));
+    let names: String = names.collect();
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\n  annotations:\n{names}spec: {{}}\n"
+    )
+}
+
+/// Each node keeps the Problems of all objects in memory.
+#[test]
+fn unknown_annotations_of_an_object_are_one_problem() {
+    let known = "scheduler, scheduler-flags";
+    for (count, named, words) in [
+        (1, 1, "is not one of "),
+        (2, 2, "are 2 names, none of "),
+        (150, 3, "are 150 names, none of "),
+    ] {
+        let (problems, _) = read(&misspelled(count));
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        let names = (0..named).map(|number| format!("ipvs-proxier.io/misspelled-{number:03}"));
+        let names = names.collect::<Vec<_>>().join(", ");
+        let text =
+            format!("Service default/web: metadata.annotations: \"{names}\": {words}{known}");
+        assert!(problems[0].contains(&text), "{problems:?}");
+    }
+}
+
 #[test]
 fn a_huge_name_affects_only_its_object() {
     let huge = "x".repeat(1 << 20);
