@@ -283,7 +283,7 @@ pub struct EndpointSlice {
     pub name: ObjectName,
     /// The Service's name, in the slice's namespace (label `kubernetes.io/service-name`).
     pub service: Box<str>,
-    /// The ports of every endpoint of the slice.
+    /// The ports of every endpoint of the slice, ordered by name and protocol.
     pub ports: Box<[SlicePort]>,
     /// The endpoints, in the object's order.
     pub endpoints: Box<[Endpoint]>,

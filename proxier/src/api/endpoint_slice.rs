@@ -161,7 +161,7 @@ impl EndpointSliceObject<'_> {
     }
 }
 
-/// Parses the ports at the path `at`, in the object's order.
+/// Parses the ports at the path `at`. Returns them ordered by name and protocol.
 ///
 /// A port without a name gets the empty name. The API server adds it; a manifest may lack it.
 pub(super) fn slice_ports(
@@ -193,6 +193,7 @@ pub(super) fn slice_ports(
             port,
         });
     }
+    ports.sort_by(|one, other| (&one.name, one.protocol).cmp(&(&other.name, other.protocol)));
     ports
 }
 

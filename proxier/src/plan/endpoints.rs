@@ -8,8 +8,11 @@
 
 use std::cmp::Reverse;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-use crate::model::{Endpoint, EndpointSlice, Family, Service, ServicePort, TopologyKey};
+use crate::model::{
+    Endpoint, EndpointSlice, Family, Protocol, Service, ServicePort, SlicePort, TopologyKey,
+};
 
 mod hints;
 mod topology;
@@ -95,10 +98,11 @@ fn candidates<'a>(
     let mut endpoints: Vec<Candidate<'a>> = Vec::with_capacity(most);
     for slice in slices {
         // By name, because the slice has the endpoints' port number (`targetPort`), not the Service's.
-        let listens = |listed: &&crate::model::SlicePort| {
-            listed.name == port.name && listed.protocol == port.protocol
-        };
-        for listed in slice.ports.iter().filter(listens) {
+        let wanted = (&port.name, port.protocol);
+        // A slice may have 20,000 ports, and each port of its Service looks its own up.
+        let first = (slice.ports).partition_point(|listed| key(listed) < wanted);
+        let listening = slice.ports[first..].iter();
+        for listed in listening.take_while(|listed| key(listed) == wanted) {
             let of_family = |endpoint: &&Endpoint| Family::from(endpoint.address) == family;
             let found = slice.endpoints.iter().filter(of_family);
             endpoints.extend(found.map(|it| (SocketAddr::new(it.address, listed.port), it)));
@@ -107,6 +111,10 @@ fn candidates<'a>(
     endpoints.sort_by_key(|&(address, endpoint)| (address, Reverse(rank(endpoint))));
     endpoints.dedup_by_key(|&mut (address, _)| address);
     endpoints
+}
+
+fn key(port: &SlicePort) -> (&Arc<str>, Protocol) {
+    (&port.name, port.protocol)
 }
 
 /// Returns the usefulness of an endpoint's state; ready is highest.

@@ -1,6 +1,6 @@
 //! Derives the requirements of one Service on this node.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -22,6 +22,10 @@ use crate::model::{
     SourceAddress, TrafficPolicy,
 };
 use crate::problem::Problem;
+
+/// The number of virtual servers from which a set of their keys costs less than a search. The API server accepts
+/// Services with 40,000 ports.
+const FEW: usize = 32;
 
 /// The port at which IPVS expects the control connections of FTP (`FTPPORT`).
 const FTP: u16 = 21;
@@ -57,6 +61,7 @@ pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirem
         context,
         options: ServerOptions::of(service, context, &mut requirements.problems),
         requirements,
+        keys: HashSet::new(),
     };
     for port in &service.ports {
         if context.machine.unsupported.contains(&port.protocol) {
@@ -119,6 +124,8 @@ struct RequirementsBuilder<'a> {
     context: &'a Context<'a>,
     options: ServerOptions,
     requirements: Requirements,
+    /// The keys of all virtual servers, if there are [`FEW`] or more.
+    keys: HashSet<ipvs::ServiceKey>,
 }
 
 /// The destinations of one port and family, for each traffic policy.
@@ -321,6 +328,18 @@ impl RequirementsBuilder<'_> {
         }
     }
 
+    /// Returns whether the Service has no virtual server with this key yet.
+    fn is_new(&mut self, key: ipvs::ServiceKey) -> bool {
+        let servers = &self.requirements.servers;
+        if servers.len() < FEW {
+            return !servers.iter().any(|(known, _)| *known == key);
+        }
+        if self.keys.is_empty() {
+            self.keys.extend(servers.iter().map(|(known, _)| *known));
+        }
+        self.keys.insert(key)
+    }
+
     /// Adds a virtual server of `port`, unless the Service has one with the same key.
     ///
     /// An external IP may equal a load-balancer address of the same Service.
@@ -331,9 +350,7 @@ impl RequirementsBuilder<'_> {
         profile: Profile,
         destinations: Destinations,
     ) {
-        // A Service has few virtual servers, so a search costs less than a set of keys.
-        let servers = &self.requirements.servers;
-        if servers.iter().any(|(known, _)| *known == key) {
+        if !self.is_new(key) {
             return;
         }
         let server = VirtualServer {
