@@ -83,7 +83,8 @@ pub struct WatchConfig {
 pub struct ServerLocation {
     /// A kubeconfig file (`--kubeconfig`). Its current context is used.
     pub kubeconfig: Option<PathBuf>,
-    /// A URL, or `host:port` for plain HTTP (`--master`). Overrides the kubeconfig's address.
+    /// A URL, or `host:port` for plain HTTP (`--master`). Overrides the kubeconfig's address. Without https, no
+    /// credential is sent.
     pub master: Option<String>,
 }
 
@@ -103,6 +104,8 @@ pub struct Timeouts {
     /// The shortest duration of a watch. Each watch requests a random duration from this to twice
     /// this, in whole seconds, and the server ends it then.
     pub watch: Duration,
+    /// For reading the files of the configuration, and for a run of a credential plugin, which is ended then.
+    pub plugin: Duration,
 }
 
 /// Half-open connections are detected within 30 s by TCP. A server that hangs is detected after 150 to
@@ -115,6 +118,7 @@ impl Default for Timeouts {
             dead_peer: Duration::from_secs(30),
             silence: Duration::from_secs(150),
             watch: Duration::from_secs(300),
+            plugin: Duration::from_secs(60),
         }
     }
 }
@@ -163,7 +167,8 @@ pub struct Watch {
 /// the watch stops. When the watch stops, it drops the sender.
 ///
 /// # Errors
-/// If the configuration cannot be read. An unreachable server is not an error.
+/// If the configuration cannot be read. An unreachable server is not an error, and neither is a credential plugin that
+/// fails: it is run again with backoff.
 pub fn start<M>(config: WatchConfig, messages: SyncSender<M>) -> Result<Watch, Error>
 where
     M: From<WatchMessage> + Send + 'static,
@@ -173,11 +178,13 @@ where
     let (notices, present) = watch::channel(Vec::new());
     let writes_events = config.events.is_some();
     let (stop, stopped) = oneshot::channel();
-    let (opened, result) = std::sync::mpsc::sync_channel(1);
+    let connection = Connection::new(config.server.clone(), config.timeouts);
+    let invalid = |failure: failure::RequestFailure| Error::Configuration(failure.to_string());
+    connection.check().map_err(invalid)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        // These threads run name resolution and credential plugins.
+        // These threads run name resolution, and one of them may read the configuration.
         .max_blocking_threads(4)
         .thread_keep_alive(Duration::from_secs(1))
         .build()?;
@@ -185,22 +192,9 @@ where
     let thread = std::thread::Builder::new()
         .name("watch".into())
         .spawn(move || {
-            let connection = Connection::new(config.server.clone(), config.timeouts);
             let work = async move {
-                let is_open = connection.open().await;
-                let may_go_on = is_open.is_ok();
-                // Cannot fail, because `start` blocks until it receives this.
-                let _ = opened.send(is_open);
-                if may_go_on {
-                    follow(
-                        connection,
-                        &config,
-                        &thread_board,
-                        (wants_other_nodes, present),
-                        messages,
-                    )
-                    .await;
-                }
+                let other = (wants_other_nodes, present);
+                follow(connection, &config, &thread_board, other, messages).await;
             };
             // The runtime asks for events and looks at the clock before each poll of the future that it blocks on, but
             // goes from task to task at once. So a task reads the connections, whose tasks hyper spawns.
@@ -211,21 +205,16 @@ where
                     _ = stopped => {}
                 }
             });
-            // A blocked name resolution or credential plugin must not delay the stop.
+            // A blocked name resolution or file must not delay the stop. A credential plugin ends with its task.
             runtime.shutdown_background();
         })?;
-    let watch = Watch {
+    Ok(Watch {
         board,
         other_nodes,
         notices: writes_events.then_some(notices),
         stop: Some(stop),
         thread: Some(thread),
-    };
-    match result.recv() {
-        Ok(Ok(())) => Ok(watch),
-        Ok(Err(failure)) => Err(Error::Configuration(failure.to_string())),
-        Err(_) => Err(Error::Configuration("the watch ended early".into())),
-    }
+    })
 }
 
 /// Follows all kinds until the receiver of `messages` or the sender of notices is dropped.

@@ -1,5 +1,6 @@
 //! The limits of YAML documents, and their errors.
 
+use serde::de::DeserializeOwned;
 use serde_saphyr::{Error, MessageFormatter as _, Options, UserMessageFormatter};
 
 /// Returns the options of a parser for a document of `size` bytes.
@@ -24,10 +25,18 @@ pub(crate) fn limits(size: usize) -> Options {
     }
 }
 
-/// Returns the line and the column of an error, counted from 1, if they are known.
-pub(crate) fn place(error: &Error) -> Option<(u64, u64)> {
-    let place = error.location()?;
-    Some((place.line(), place.column()))
+/// Parses a text that may have credentials; `what` names it in the reason of an error.
+pub(crate) fn parse_secret<T: DeserializeOwned>(what: &str, text: &[u8]) -> Result<T, String> {
+    serde_saphyr::from_slice_with_options(text, limits(text.len()))
+        .map_err(|error| without_text(what, &error))
+}
+
+/// Explains an error in a text that may have credentials: the parser's own reason may quote any value of the text.
+pub(crate) fn without_text(what: &str, error: &Error) -> String {
+    let place = error.location().map_or_else(String::new, |place| {
+        format!(" at line {}, column {}", place.line(), place.column())
+    });
+    format!("{what} is invalid{place}; its text may have credentials, so it is not logged")
 }
 
 /// Returns the line of an error, counted from 1, if it is known, and the reason.

@@ -1,23 +1,29 @@
 //! The HTTP client of the API server: credentials, one request.
 
 mod buffered;
+mod credential;
 mod location;
+mod pem;
+mod plugin;
 mod silence;
+mod tls;
+mod url;
+mod verifier;
 
 use std::future::poll_fn;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use http::{Method, Request, Response, StatusCode, header};
 use hyper::body::{Body as _, Bytes};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::Client;
-use kube::client::{Body, ClientBuilder, ConfigExt};
+use kube::client::{Body, ClientBuilder, ConfigExt as _};
 use tokio::sync::Mutex;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 use tower::{ServiceBuilder, ServiceExt as _};
 
@@ -26,6 +32,8 @@ use super::failure::{ApiRefusal, RequestFailure};
 use super::object::EncodedObject;
 use super::{ServerLocation, Timeouts};
 use buffered::BufferedTcp;
+use credential::Credential;
+use location::Access;
 use silence::Silence;
 
 /// The longest error response that is read, in bytes.
@@ -36,19 +44,27 @@ const MAX_ERROR_BODY: usize = 64 << 10;
 /// Each open connection keeps a buffer, so memory holds one per followed kind.
 const MAX_READ: usize = 64 << 10;
 
-/// Time limit for reading the configuration. Only a credential plugin needs more than milliseconds.
-const MAX_LOAD: Duration = Duration::from_secs(60);
-
 /// The connection settings that all followers share.
 ///
-/// After each failure that the kubeconfig may have caused, it is read again, so a rotated certificate or a
-/// new address takes effect without a restart. A token file is read for each request (a few per minute), so
-/// a rotated token takes effect at once.
+/// After each failure that the kubeconfig may have caused, and before a plugin's credential expires, it is read again, so
+/// a rotated certificate or a new address takes effect without a restart. A token file is read for each request (a few
+/// per minute), so a rotated token takes effect at once.
 #[derive(Debug)]
 pub(super) struct Connection {
     server: ServerLocation,
     timeouts: Timeouts,
-    link: Mutex<Option<Link>>,
+    state: Mutex<LinkState>,
+}
+
+#[derive(Debug, Default)]
+struct LinkState {
+    link: Option<Link>,
+    /// A reading of the configuration that has not ended.
+    reading: Option<JoinHandle<Result<Access, RequestFailure>>>,
+    /// The warnings of the last reading of the configuration, which are not repeated.
+    warnings: Vec<String>,
+    /// Whether the log says that a credential plugin is waited for.
+    has_announced_plugin: bool,
 }
 
 #[derive(Clone)]
@@ -56,7 +72,9 @@ struct Link {
     client: Client,
     /// Host and port of the server, for metrics.
     host: Arc<str>,
-    token_file: Option<PathBuf>,
+    credential: Credential,
+    /// When the credential must be replaced.
+    until: Option<SystemTime>,
     /// Distinguishes this link from a later one with the same settings.
     identity: Arc<()>,
 }
@@ -73,13 +91,14 @@ impl Connection {
         Self {
             server,
             timeouts,
-            link: Mutex::new(None),
+            state: Mutex::default(),
         }
     }
 
-    /// Reads the configuration, so that an invalid one is reported at start.
-    pub(super) async fn open(&self) -> Result<(), RequestFailure> {
-        self.link().await.map(drop)
+    /// Reads the configuration, so that an invalid one is reported at start. Sends nothing, and runs no credential
+    /// plugin.
+    pub(super) fn check(&self) -> Result<(), RequestFailure> {
+        location::read(&self.server).map(drop)
     }
 
     /// Sends a GET request; see [`Connection::send`].
@@ -112,35 +131,45 @@ impl Connection {
     }
 
     async fn link(&self) -> Result<Link, RequestFailure> {
-        let mut link = self.link.lock().await;
-        if let Some(link) = &*link {
+        let mut state = self.state.lock().await;
+        if let Some(link) = &state.link
+            && link.until.is_none_or(|until| SystemTime::now() < until)
+        {
             return Ok(link.clone());
         }
-        let server = self.server.clone();
-        let timeouts = self.timeouts;
-        let runtime = tokio::runtime::Handle::current();
-        // Reading files and running credential plugins may block for seconds. On another thread, they
-        // do not stop the other followers.
-        let load = tokio::task::spawn_blocking(move || {
-            runtime.block_on(async { Link::open(&server, timeouts).await })
-        });
-        let opened = match timeout(MAX_LOAD, load).await {
-            Ok(Ok(result)) => result?,
-            Ok(Err(error)) => return Err(RequestFailure::Configuration(error.to_string())),
-            Err(_) => {
-                let why = format!(
-                    "no result from the credential plugin in {} s",
-                    MAX_LOAD.as_secs()
-                );
-                return Err(RequestFailure::Configuration(why));
+        let access = self.read(&mut state.reading).await?;
+        for warning in &access.warnings {
+            if !state.warnings.contains(warning) {
+                tracing::warn!("{warning}");
             }
+        }
+        state.warnings.clone_from(&access.warnings);
+        let link = Link::open(access, self.timeouts, &mut state.has_announced_plugin).await?;
+        Ok(state.link.insert(link).clone())
+    }
+
+    /// Reads the configuration on a thread of its own: a file system may hang. While it does, no other thread begins.
+    async fn read(
+        &self,
+        reading: &mut Option<JoinHandle<Result<Access, RequestFailure>>>,
+    ) -> Result<Access, RequestFailure> {
+        let limit = self.timeouts.plugin;
+        let begin = || {
+            let server = self.server.clone();
+            spawn_blocking(move || location::read(&server))
         };
-        Ok(link.insert(opened).clone())
+        let result = timeout(limit, reading.get_or_insert_with(begin)).await;
+        let result = result.map_err(|_| {
+            let secs = limit.as_secs();
+            RequestFailure::Configuration(format!("the configuration is not read after {secs} s"))
+        })?;
+        *reading = None;
+        result.unwrap_or_else(|error| Err(RequestFailure::Configuration(error.to_string())))
     }
 
     /// Makes the next request read the configuration again, unless `failed` was replaced already.
     async fn forget(&self, failed: &Link) {
-        let mut link = self.link.lock().await;
+        let link = &mut self.state.lock().await.link;
         if matches!(&*link, Some(current) if Arc::ptr_eq(&current.identity, &failed.identity)) {
             *link = None;
         }
@@ -184,38 +213,50 @@ impl<'a> Outgoing<'a> {
 }
 
 impl Link {
-    async fn open(server: &ServerLocation, timeouts: Timeouts) -> Result<Self, RequestFailure> {
-        let mut config = location::read(server).await?;
-        // kube takes the proxy from HTTPS_PROXY. On a node, that proxy is meant for traffic that leaves
-        // the cluster.
-        config.proxy_url = None;
-        // A token in the kubeconfig takes precedence, as in client-go.
-        let token_file = match config.auth_info.token {
-            Some(_) => None,
-            None => config.auth_info.token_file.take().map(PathBuf::from),
-        };
+    /// Runs the credential plugin, if there is one, and opens a link.
+    async fn open(
+        access: Access,
+        timeouts: Timeouts,
+        has_announced_plugin: &mut bool,
+    ) -> Result<Self, RequestFailure> {
+        let (mut tls, mut credential, mut until) = (access.tls, access.credential, None);
+        if let Credential::Plugin(plugin) = &credential {
+            let limit = timeouts.plugin;
+            if !std::mem::replace(has_announced_plugin, true) {
+                let secs = limit.as_secs();
+                tracing::info!("waiting for the credential plugin {plugin}, for at most {secs} s");
+            }
+            let printed = plugin
+                .run(limit)
+                .await
+                .map_err(RequestFailure::Configuration)?;
+            if let (Some(tls), Some(identity)) = (&mut tls, printed.identity) {
+                tls.identity = Some(identity);
+            }
+            credential = printed.header.map_or(Credential::None, Credential::Header);
+            until = printed.until;
+        }
         let wrong =
             |error: kube::Error| RequestFailure::Configuration(RequestFailure::chain(&error));
+        let config = access.config;
         let host = config.cluster_url.authority();
         let host = host.map_or("", |authority| authority.as_str()).into();
         let http = connector(timeouts).map_response(BufferedTcp::new);
-        let https = config
-            .rustls_https_connector_with_connector(http)
-            .map_err(wrong)?;
+        let https = tls::connector(http, tls).map_err(RequestFailure::Configuration)?;
         let hyper: hyper_util::client::legacy::Client<_, Body> =
             hyper_util::client::legacy::Client::builder(TokioExecutor::new())
                 .http1_max_buf_size(MAX_READ)
                 .build(https);
         let service = ServiceBuilder::new()
             .layer(config.base_uri_layer())
-            .option_layer(config.auth_layer().map_err(wrong)?)
             .layer(config.extra_headers_layer().map_err(wrong)?)
             .map_err(tower::BoxError::from)
             .service(hyper);
         Ok(Self {
             client: ClientBuilder::new(service, "default").build(),
             host,
-            token_file,
+            credential,
+            until,
             identity: Arc::default(),
         })
     }
@@ -236,16 +277,8 @@ impl Link {
         if !media_type.is_empty() {
             request = request.header(header::CONTENT_TYPE, *media_type);
         }
-        if let Some(file) = &self.token_file {
-            let token = std::fs::read_to_string(file).map_err(|error| {
-                RequestFailure::Configuration(format!("{}: {error}", file.display()))
-            })?;
-            let mut value = http::HeaderValue::try_from(format!("Bearer {}", token.trim()))
-                .map_err(|_| {
-                    RequestFailure::Configuration(format!("{}: not a token", file.display()))
-                })?;
-            // Keeps the token out of debug output of the request.
-            value.set_sensitive(true);
+        let authorization = self.credential.header();
+        if let Some(value) = authorization.map_err(RequestFailure::Configuration)? {
             request = request.header(header::AUTHORIZATION, value);
         }
         let request = request

@@ -267,7 +267,7 @@ const MODULES: [(&str, &[&str]); 48] = [
 ];
 
 /// Paths of other crates, and the only modules that may use them.
-const RESERVED: [(&str, &[&str]); 11] = [
+const RESERVED: [(&str, &[&str]); 12] = [
     // The API server.
     ("kube", &["watch"]),
     ("k8s_openapi", &["watch"]),
@@ -275,6 +275,7 @@ const RESERVED: [(&str, &[&str]); 11] = [
     ("hyper_util", &["serve", "watch"]),
     ("tokio", &["serve", "watch"]),
     ("tower", &["watch"]),
+    ("rustls", &["watch"]),
     // Files and flags.
     ("serde_saphyr", &["config", "manifests", "yaml"]),
     ("clap", &["cli"]),

@@ -13,11 +13,17 @@ use crate::follower::{Follower, until};
 use crate::objects::service;
 use crate::watches::watches;
 
+/// A kubeconfig for a test server.
 pub(crate) fn kubeconfig(server: &str, user: &Value) -> String {
+    let mut cluster = json!({"server": server});
+    if server.starts_with("https:") {
+        let authority = k8s_openapi::ByteString(tls::AUTHORITY.into());
+        cluster["certificate-authority-data"] = json!(authority);
+    }
     json!({
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
         "users": [{"name": "u", "user": user}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
@@ -40,7 +46,7 @@ pub(crate) fn with_kubeconfig(path: &Path) -> WatchConfig {
 
 #[test]
 fn a_rotated_token_is_used_at_once_and_an_expired_one_is_retried() {
-    let server = ApiServer::start();
+    let server = ApiServer::start_secure();
     server.configure(|behaviour| behaviour.tokens = Some(vec!["first".into(), "second".into()]));
     server.apply(service("web", 80));
     let directory = tempfile::tempdir().unwrap();
@@ -89,7 +95,7 @@ fn a_rotated_token_is_used_at_once_and_an_expired_one_is_retried() {
 
 #[test]
 fn a_new_server_address_is_read_from_the_kubeconfig() {
-    let server = ApiServer::start();
+    let server = ApiServer::start_secure();
     server.apply(service("web", 80));
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kubeconfig");
@@ -100,7 +106,7 @@ fn a_new_server_address_is_read_from_the_kubeconfig() {
     let token = server.requests()[0].authorization.clone();
     assert_eq!(token.as_deref(), Some("Bearer in the file"));
 
-    let moved = ApiServer::start();
+    let moved = ApiServer::start_secure();
     moved.apply(service("moved", 80));
     moved.restore(server.revision() + 1_000);
     std::fs::write(&file, kubeconfig(&moved.url(), &user)).unwrap();
@@ -162,7 +168,9 @@ pub(crate) fn secure_kubeconfig(
         "client-key": write("client.key", tls::CLIENT_KEY),
     });
     let mut text: Value = serde_json::from_str(&kubeconfig(&server.url(), &user)).unwrap();
-    text["clusters"][0]["cluster"]["certificate-authority"] = json!(write("ca.pem", authority));
+    let authority = write("ca.pem", authority);
+    text["clusters"][0]["cluster"] =
+        json!({"server": server.url(), "certificate-authority": authority});
     with_kubeconfig(&write("kubeconfig", &text.to_string()))
 }
 

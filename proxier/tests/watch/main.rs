@@ -15,5 +15,6 @@ mod outages;
 mod program;
 mod real_server;
 mod recorded;
+mod refusals;
 mod secrets;
 mod watches;

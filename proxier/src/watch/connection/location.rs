@@ -1,99 +1,255 @@
 //! The address and the credentials of the API server, from flags, a kubeconfig or the Pod.
+//!
+//! What kube-client would do with a kubeconfig is done here, because it panics at some values and sends credentials
+//! without TLS. Its types remain.
 
+use std::path::Path;
+use std::sync::Arc;
+
+use http::Uri;
+use http::uri::Scheme;
 use kube::Config;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::client::ConfigExt as _;
+use kube::config::{AuthInfo, Cluster, ExecAuthCluster, Kubeconfig};
+use rustls::pki_types::ServerName;
+use rustls::sign::CertifiedKey;
 use secrecy::ExposeSecret as _;
 
-use super::{RequestFailure, ServerLocation};
+use super::credential::{Credential, present};
+use super::pem::Pem;
+use super::tls::{self, TlsSettings};
+use super::{RequestFailure, ServerLocation, url};
 
-/// Reads address and credentials of the API server.
-pub(super) async fn read(server: &ServerLocation) -> Result<Config, RequestFailure> {
-    let mut config = match &server.kubeconfig {
-        Some(path) => {
-            let wrong = |error: kube::config::KubeconfigError| {
-                let why = RequestFailure::chain(&error);
-                RequestFailure::Configuration(format!("kubeconfig {}: {why}", path.display()))
-            };
-            let kubeconfig = Kubeconfig::read_from(path).map_err(wrong)?;
-            // Without the proxy, connections could fail without an obvious cause.
-            if names_proxy(&kubeconfig) {
-                let why = format!("kubeconfig {}: proxy-url is not supported", path.display());
-                return Err(RequestFailure::Configuration(why));
+/// The files of a Pod's service account.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// How to talk to the API server.
+#[derive(Debug)]
+pub(super) struct Access {
+    /// The URL of the server, which has the scheme `http` or `https` and a host, and whom the user acts as.
+    pub(super) config: Config,
+    /// `None` without TLS.
+    pub(super) tls: Option<TlsSettings>,
+    /// Without TLS, [`Credential::None`].
+    pub(super) credential: Credential,
+    /// What is not used, and why.
+    pub(super) warnings: Vec<String>,
+}
+
+/// Reads address and credentials of the API server. Runs no credential plugin.
+pub(super) fn read(server: &ServerLocation) -> Result<Access, RequestFailure> {
+    let wrong = RequestFailure::Configuration;
+    let master = server.master.as_deref();
+    let parse = |text| url::parse(text).map_err(|why| wrong(format!("--master: {why}")));
+    let master = master.map(parse).transpose()?;
+    match (&server.kubeconfig, master) {
+        (Some(file), master) => {
+            let named = |text| format!("kubeconfig {}: {text}", file.display());
+            let mut access = of_kubeconfig(file, master).map_err(|why| wrong(named(why)))?;
+            access.warnings = access.warnings.into_iter().map(named).collect();
+            Ok(access)
+        }
+        (None, Some(url)) => of_master(url).map_err(wrong),
+        (None, None) => {
+            of_pod().map_err(|why| wrong(format!("no kubeconfig, and not in a cluster: {why}")))
+        }
+    }
+}
+
+/// Returns plain access without a credential, or access with TLS and the authorities of this machine.
+fn of_master(url: Uri) -> Result<Access, String> {
+    let user = AuthInfo::default();
+    of_cluster(&Cluster::default(), &user, url, "--master", Path::new(""))
+}
+
+fn of_pod() -> Result<Access, String> {
+    let variable = |name| std::env::var(name).map_err(|error| format!("{name}: {error}"));
+    let host = variable("KUBERNETES_SERVICE_HOST")?;
+    let host = match host.contains(':') {
+        true => format!("[{host}]"),
+        false => host,
+    };
+    let port = variable("KUBERNETES_SERVICE_PORT")?;
+    let url = url::parse(&format!("https://{host}:{port}"))?;
+    let folder = Path::new(SERVICE_ACCOUNT);
+    let cluster = Cluster {
+        certificate_authority: Some("ca.crt".into()),
+        ..Cluster::default()
+    };
+    let user = AuthInfo {
+        token_file: Some("token".into()),
+        ..AuthInfo::default()
+    };
+    of_cluster(&cluster, &user, url, "KUBERNETES_SERVICE_HOST", folder)
+}
+
+/// Reads the current context of a kubeconfig; `master` overrides its server.
+fn of_kubeconfig(file: &Path, master: Option<Uri>) -> Result<Access, String> {
+    let kubeconfig = Kubeconfig::from_yaml(&read_text(file)?);
+    let kubeconfig = kubeconfig.map_err(|error| RequestFailure::chain(&error))?;
+    let name = present(kubeconfig.current_context.as_deref());
+    let name = name.ok_or("current-context: the value is missing")?;
+    let mut contexts = kubeconfig.contexts.into_iter();
+    let context = contexts.find(|context| context.name == name);
+    let context = context.and_then(|context| context.context);
+    let context =
+        context.ok_or_else(|| format!("current-context: there is no context {name:?}"))?;
+    let mut clusters = kubeconfig.clusters.into_iter();
+    let cluster = clusters.find(|cluster| cluster.name == context.cluster);
+    let cluster = cluster.and_then(|cluster| cluster.cluster);
+    let missing = || {
+        format!(
+            "context {name:?}: there is no cluster {:?}",
+            context.cluster
+        )
+    };
+    let cluster = cluster.ok_or_else(missing)?;
+    // client-go, too, accepts a user that is missing.
+    let mut users = kubeconfig.auth_infos.into_iter();
+    let user = users.find(|user| Some(&user.name) == context.user.as_ref());
+    let user = user.and_then(|user| user.auth_info).unwrap_or_default();
+    // Without the proxy, connections could fail without an obvious cause.
+    if present(cluster.proxy_url.as_deref()).is_some() {
+        return Err("proxy-url is not supported".into());
+    }
+    let (url, setting) = match master {
+        Some(url) => (url, "--master"),
+        None => {
+            let server = present(cluster.server.as_deref());
+            let server = server.ok_or("server: the value is missing")?;
+            let url = url::parse(server).map_err(|why| format!("server: {why}"))?;
+            (url, "server")
+        }
+    };
+    of_cluster(&cluster, &user, url, setting, file.parent().unwrap_or(file))
+}
+
+/// Reads a file in UTF-8 or, with a byte order mark, in UTF-16.
+fn read_text(file: &Path) -> Result<String, String> {
+    let bytes = std::fs::read(file).map_err(|error| error.to_string())?;
+    let utf16 = |bytes: &[u8], decode: fn([u8; 2]) -> u16| {
+        let (pairs, rest) = bytes.as_chunks();
+        let text = String::from_utf16(&pairs.iter().copied().map(decode).collect::<Vec<_>>());
+        text.ok().filter(|_| rest.is_empty())
+    };
+    let text = match &bytes[..] {
+        [0xff, 0xfe, rest @ ..] => utf16(rest, u16::from_le_bytes),
+        [0xfe, 0xff, rest @ ..] => utf16(rest, u16::from_be_bytes),
+        [0xef, 0xbb, 0xbf, rest @ ..] => String::from_utf8(rest.to_vec()).ok(),
+        _ => String::from_utf8(bytes).ok(),
+    };
+    text.ok_or_else(|| "the file is no text in UTF-8 or UTF-16".into())
+}
+
+/// Returns how to talk to `url`, which `setting` names, with the other settings of `cluster` and `user`.
+fn of_cluster(
+    cluster: &Cluster,
+    user: &AuthInfo,
+    url: Uri,
+    setting: &str,
+    folder: &Path,
+) -> Result<Access, String> {
+    let is_insecure = cluster.insecure_skip_tls_verify == Some(true);
+    for (field, value) in [
+        ("certificate-authority", &cluster.certificate_authority),
+        (
+            "certificate-authority-data",
+            &cluster.certificate_authority_data,
+        ),
+    ] {
+        if is_insecure && present(value.as_deref()).is_some() {
+            return Err(format!(
+                "{field} and insecure-skip-tls-verify contradict each other; remove one of them"
+            ));
+        }
+    }
+    let mut warnings = Vec::new();
+    let (mut tls, mut credential) = (None, Credential::None);
+    if url.scheme() == Some(&Scheme::HTTPS) {
+        let authority = authority(cluster, folder)?;
+        credential = Credential::of_user(user, folder, || {
+            Ok(ExecAuthCluster {
+                server: Some(url.to_string().trim_end_matches('/').into()),
+                insecure_skip_tls_verify: cluster.insecure_skip_tls_verify,
+                certificate_authority_data: authority.as_ref().map(|pem| pem.text.clone()),
+                proxy_url: None,
+                tls_server_name: cluster.tls_server_name.clone(),
+                config: exec_extension(cluster),
+            })
+        })?;
+        let verifier = match &authority {
+            Some(pem) => {
+                let (verifier, warning) = tls::bundle_verifier(pem)?;
+                warnings.extend(warning);
+                verifier
             }
-            let options = KubeConfigOptions::default();
-            let read = Config::from_custom_kubeconfig(kubeconfig, &options).await;
-            read.map_err(wrong)?
-        }
-        None if server.master.is_some() => Config::new(http::Uri::from_static("http://localhost")),
-        None => Config::incluster_env().map_err(|error| {
-            let why = RequestFailure::chain(&error);
-            RequestFailure::Configuration(format!("no kubeconfig, and not in a cluster: {why}"))
-        })?,
+            None if is_insecure => tls::no_verifier(),
+            None => tls::system_verifier()?,
+        };
+        tls = Some(TlsSettings {
+            verifier,
+            server_name: server_name(cluster)?,
+            identity: identity(user, folder)?,
+        });
+    } else if Credential::is_in(user) {
+        warnings.push(format!(
+            "{setting}: {url} is not an https URL, so the credentials of the user are not sent"
+        ));
+    }
+    let mut config = Config::new(url);
+    config.auth_info = AuthInfo {
+        impersonate: user.impersonate.clone(),
+        impersonate_uid: user.impersonate_uid.clone(),
+        impersonate_groups: user.impersonate_groups.clone(),
+        impersonate_user_extra: user.impersonate_user_extra.clone(),
+        ..AuthInfo::default()
     };
-    if let Some(master) = &server.master {
-        config.cluster_url = parse_master(master)?;
+    if config.extra_headers_layer().is_err() {
+        let why = "as, as-uid, as-groups or as-user-extra: the value cannot be in a header";
+        return Err(why.into());
     }
-    let token = config.auth_info.token.as_ref();
-    // kube panics at such a token.
-    if token.is_some_and(|token| http::HeaderValue::from_str(token.expose_secret()).is_err()) {
-        let why = "the kubeconfig's token has a character that no token has, such as a line break";
-        return Err(RequestFailure::Configuration(why.into()));
-    }
-    let authority = config.cluster_url.authority();
-    // The URL is a label of metrics.
-    if authority.is_some_and(|authority| authority.as_str().contains('@')) {
-        let why = "the URL of the API server has a user name, which is not supported: name the user \
-                   in a kubeconfig";
-        return Err(RequestFailure::Configuration(why.into()));
-    }
-    Ok(config)
+    Ok(Access {
+        config,
+        tls,
+        credential,
+        warnings,
+    })
 }
 
-/// Returns whether the current context uses an HTTP or SOCKS proxy.
-fn names_proxy(kubeconfig: &Kubeconfig) -> bool {
-    let current = kubeconfig.current_context.as_deref();
-    let mut contexts = kubeconfig.contexts.iter();
-    let context = contexts.find(|context| Some(&*context.name) == current);
-    let context = context.and_then(|context| context.context.as_ref());
-    let mut clusters = kubeconfig.clusters.iter();
-    context
-        .and_then(|context| clusters.find(|cluster| cluster.name == context.cluster))
-        .and_then(|cluster| cluster.cluster.as_ref()?.proxy_url.as_deref())
-        .is_some_and(|url| !url.is_empty())
+fn authority(cluster: &Cluster, folder: &Path) -> Result<Option<Pem>, String> {
+    let data = cluster.certificate_authority_data.as_deref();
+    let file = cluster.certificate_authority.as_deref();
+    Pem::read("certificate-authority", data, file, folder)
 }
 
-/// Parses `--master`: a URL, or `host:port` for plain HTTP.
-fn parse_master(text: &str) -> Result<http::Uri, RequestFailure> {
-    let with_scheme = match text.contains("://") {
-        true => text.to_owned(),
-        false => format!("http://{text}"),
-    };
-    let wrong = || {
-        // What precedes an @ may be a password.
-        let shown = text.rsplit('@').next().unwrap_or_default();
-        RequestFailure::Configuration(format!("{shown:?} is not the URL of an API server"))
-    };
-    let uri: http::Uri = with_scheme.parse().map_err(|_| wrong())?;
-    match (uri.scheme_str(), uri.host()) {
-        (Some("http" | "https"), Some(host)) if !host.is_empty() => Ok(uri),
-        _ => Err(wrong()),
-    }
+/// Returns what the cluster has for the user's credential plugin.
+fn exec_extension(cluster: &Cluster) -> Option<serde_json::Value> {
+    let mut extensions = cluster.extensions.iter().flatten();
+    let found = extensions.find(|found| found.name == "client.authentication.k8s.io/exec");
+    found.map(|found| found.extension.clone())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn server_name(cluster: &Cluster) -> Result<Option<ServerName<'static>>, String> {
+    let name = present(cluster.tls_server_name.as_deref());
+    let parse = |name: &str| {
+        ServerName::try_from(name.to_owned()).map_err(|_| {
+            format!("tls-server-name: {name:?} is neither a DNS name nor an IP address")
+        })
+    };
+    name.map(parse).transpose()
+}
 
-    #[test]
-    fn master_is_a_url_or_host_and_port() {
-        let master = |text| parse_master(text).map(|uri| uri.to_string());
-        assert_eq!(master("127.0.0.1:8080").unwrap(), "http://127.0.0.1:8080/");
-        assert_eq!(
-            master("https://[::1]:6443/a").unwrap(),
-            "https://[::1]:6443/a"
-        );
-        for wrong in ["", "ftp://x", "http://", "unix:///run/x", "a b"] {
-            assert!(master(wrong).is_err(), "{wrong}");
-        }
+/// Returns the client certificate of a user and its key.
+fn identity(user: &AuthInfo, folder: &Path) -> Result<Option<Arc<CertifiedKey>>, String> {
+    let data = user.client_certificate_data.as_deref();
+    let file = user.client_certificate.as_deref();
+    let certificate = Pem::read("client-certificate", data, file, folder)?;
+    let data = user.client_key_data.as_ref().map(|key| key.expose_secret());
+    let key = Pem::read("client-key", data, user.client_key.as_deref(), folder)?;
+    match (certificate, key) {
+        (Some(certificate), Some(key)) => tls::identity(&certificate, &key).map(Some),
+        (Some(_), None) => Err("client-key: the value is missing".into()),
+        (None, Some(_)) => Err("client-certificate: the value is missing".into()),
+        (None, None) => Ok(None),
     }
 }
