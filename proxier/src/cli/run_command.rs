@@ -252,6 +252,7 @@ impl Flags {
         // A process that exits after one round may end before its Events are written.
         let follower = (self.events.times().filter(|_| !self.once), inbox.sender);
         let watch = setup.follow(&self.node.source, kind, follower)?;
+        inbox.has_source.store(true, Ordering::Relaxed);
         let owners = Arc::new(self.serve.owners());
         let sources = Sources {
             board: Arc::default(),
@@ -342,6 +343,9 @@ struct Start<'a> {
 struct Inbox {
     sender: SyncSender<Message>,
     messages: Receiver<Message>,
+    /// Becomes `true` when the source of objects is open. Until then, a signal ends the process at once: reading a file
+    /// may hang.
+    has_source: Arc<AtomicBool>,
     /// Becomes `true` if the process stops because its configuration file changed; `None` without a file.
     has_new_config: Option<Arc<AtomicBool>>,
     /// Becomes `true` if the process stops because a server could not listen (`bindAddressHardFail`).
@@ -352,12 +356,14 @@ impl Inbox {
     /// Returns an inbox that receives a stop request on a signal and on a change of the configuration file.
     fn open(resolved: &Resolved) -> anyhow::Result<Self> {
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
-        stop_on_signals(sender.clone())?;
+        let has_source = Arc::<AtomicBool>::default();
+        stop_on_signals(sender.clone(), has_source.clone())?;
         let file = resolved.file();
         let has_new_config = file.map(|path| config_file::watch(path, sender.clone()));
         Ok(Self {
             sender,
             messages,
+            has_source,
             has_new_config: has_new_config.transpose()?,
             has_bind_failure: Arc::default(),
         })
@@ -449,13 +455,17 @@ fn kernel_settings(config: &SysctlConfig) -> Vec<Setting> {
 }
 
 /// Starts a thread that sends a stop request on SIGTERM and SIGINT.
-fn stop_on_signals(listener: SyncSender<Message>) -> anyhow::Result<()> {
+fn stop_on_signals(
+    listener: SyncSender<Message>,
+    has_source: Arc<AtomicBool>,
+) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("installing signal handlers")?;
     std::thread::spawn(move || {
         for _ in signals.forever() {
-            // If the queue is full or closed, exit at once. Waiting here could delay the stop until the
+            // If the queue is not read, full or closed, exit at once. Waiting here could delay the stop until the
             // kubelet sends SIGKILL, and the kernel continues to serve in either case.
-            if listener.try_send(Message::Stop).is_err() {
+            let is_read = has_source.load(Ordering::Relaxed);
+            if !is_read || listener.try_send(Message::Stop).is_err() {
                 std::process::exit(0);
             }
         }

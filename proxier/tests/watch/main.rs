@@ -12,6 +12,7 @@ mod http;
 mod lists;
 mod objects;
 mod outages;
+mod plugins;
 mod program;
 mod real_server;
 mod recorded;
