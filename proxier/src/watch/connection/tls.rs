@@ -59,7 +59,7 @@ pub(super) fn connector<C>(
 
 /// Returns the only provider of cryptography that is compiled in.
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
 /// Returns a verifier that accepts every certificate.
@@ -100,9 +100,7 @@ pub(super) fn bundle_verifier(
     };
     let warning = unreadable.first().map(|first| {
         let count = unreadable.len();
-        format!(
-            "{origin}: certificate {first} is unreadable; it is not used ({count} unreadable in all)"
-        )
+        format!("{origin}: certificate {first} is unreadable and not used ({count} in all)")
     });
     Ok((verifier, warning))
 }
@@ -153,7 +151,7 @@ pub(super) fn identity(certificate: &Pem, key: &Pem) -> Result<Arc<CertifiedKey>
     }
     let unusable = |why: &str| {
         format!(
-            "{}: the text has no usable private key{why}; RSA of 2048 bits or more, ECDSA on P-256 or P-384, and \
+            "{}: the text has no usable private key{why}; RSA of 2048 to 8192 bits, ECDSA on P-256, P-384 or P-521, and \
              Ed25519 can be used, without encryption",
             key.origin
         )

@@ -127,3 +127,63 @@ impl ServerCertVerifier for NoVerifier {
         self.0.signature_verification_algorithms.supported_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use api_server::tls::{self, Identity};
+    use rustls::pki_types::pem::PemObject as _;
+
+    use super::super::pem::Pem;
+    use super::super::tls::bundle_verifier;
+    use super::*;
+
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+    /// Verifies a server that is the only certificate of the bundle, this many years after 1970.
+    fn verify(server: Identity, host: &str, years: u32) -> Result<ServerCertVerified, Error> {
+        let pem = Pem {
+            text: server.certificate.into(),
+            origin: "a test".into(),
+        };
+        let (verifier, _) = bundle_verifier(&pem).unwrap();
+        let certificate = CertificateDer::from_pem_slice(&pem.text).unwrap();
+        let name = ServerName::try_from(host).unwrap();
+        let now = UnixTime::since_unix_epoch(YEAR * years);
+        verifier.verify_server_cert(&certificate, &[], &name, &[], now)
+    }
+
+    #[test]
+    fn a_certificate_of_the_bundle_is_accepted_for_its_name_time_and_purpose() {
+        for server in [tls::SERVER, tls::SERVER_P521, tls::SERVER_SELF_SIGNED] {
+            verify(server, "127.0.0.1", 100).unwrap();
+            for (host, years, why) in [
+                ("127.0.0.2", 100, "not valid for"),
+                ("127.0.0.1", 30, "not valid yet"),
+                ("127.0.0.1", 200, "expired"),
+            ] {
+                let error = verify(server, host, years).unwrap_err();
+                assert!(error.to_string().contains(why), "{error}");
+            }
+        }
+        let error = verify(tls::CLIENT, "127.0.0.1", 100).unwrap_err();
+        assert!(error.to_string().contains("extended key usage"), "{error}");
+    }
+
+    #[test]
+    fn an_unreadable_certificate_of_a_bundle_is_named() {
+        let damaged = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        let text = [tls::AUTHORITY, damaged, tls::AUTHORITY, damaged].concat();
+        let pem = |text: &str| Pem {
+            text: text.into(),
+            origin: "certificate-authority a.pem".into(),
+        };
+        let (_, warning) = bundle_verifier(&pem(&text)).unwrap();
+        let expected =
+            "certificate-authority a.pem: certificate 2 is unreadable and not used (2 in all)";
+        assert_eq!(warning.as_deref(), Some(expected));
+        let (_, warning) = bundle_verifier(&pem(tls::AUTHORITY)).unwrap();
+        assert_eq!(warning, None);
+    }
+}

@@ -56,8 +56,8 @@ pub struct ApiServer {
 pub enum Scheme {
     /// HTTP.
     Plain,
-    /// HTTPS, with the certificates of [`tls`].
-    Secure,
+    /// HTTPS, with this certificate.
+    Secure(tls::Identity),
 }
 
 /// The options in which real servers differ, and failures to inject.
@@ -223,9 +223,17 @@ impl ApiServer {
     /// # Panics
     /// If no socket or thread can be created.
     pub fn start_secure() -> Self {
+        Self::start_secure_as(tls::SERVER)
+    }
+
+    /// Starts an empty server with HTTPS and this certificate on an unused port of 127.0.0.1.
+    ///
+    /// # Panics
+    /// If no socket or thread can be created.
+    pub fn start_secure_as(server: tls::Identity) -> Self {
         let listener =
             TcpListener::bind((Ipv4Addr::LOCALHOST, unused_port())).expect("an unused port");
-        Self::serve(listener, Scheme::Secure)
+        Self::serve(listener, Scheme::Secure(server))
     }
 
     /// Starts an empty server on a given socket.
@@ -269,7 +277,7 @@ impl ApiServer {
     pub fn url(&self) -> String {
         let scheme = match self.scheme {
             Scheme::Plain => "http",
-            Scheme::Secure => "https",
+            Scheme::Secure(_) => "https",
         };
         format!("{scheme}://{}", self.address)
     }

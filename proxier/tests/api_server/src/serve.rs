@@ -30,7 +30,7 @@ use crate::{Prescribed, Request, Scheme, Shared, State, tls};
 pub(crate) fn run(listener: TcpListener, scheme: Scheme, shared: &Arc<Shared>) {
     let acceptor = match scheme {
         Scheme::Plain => None,
-        Scheme::Secure => Some(tls::acceptor()),
+        Scheme::Secure(server) => Some(tls::acceptor(server)),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
