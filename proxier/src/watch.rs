@@ -18,17 +18,20 @@
 //!
 //! After the first list, a failure of the server removes no object: the follower retries with backoff
 //! and reports the failure in [`Watch::status`]. A watch resumes at its last resource version. The
-//! follower lists again only when the server no longer has that version.
+//! follower lists again only when the server no longer has that version, or may have been restored from a backup
+//! ([`Continuity`](continuity::Continuity)).
 //!
 //! All of it runs on one thread. If the receiver falls behind, the followers stop reading.
 
 mod backoff;
 mod body;
 mod connection;
+mod continuity;
 mod encoding;
 mod events;
 mod failure;
 mod follower;
+mod initial;
 mod next;
 mod object;
 mod query;
@@ -106,6 +109,12 @@ pub struct Timeouts {
     pub watch: Duration,
     /// For reading the files of the configuration, and for a run of a credential plugin, which is ended then.
     pub plugin: Duration,
+    /// The same for the first watch after a failure. The server sends a bookmark before it ends the watch, unless it has
+    /// not reached the watch's version, as after the restore of a backup. Then the next request is a list.
+    pub trial: Duration,
+    /// How long no server may have been reached without a list after it. After a longer outage, the server may have been
+    /// restored from a backup, and may have passed our version since, with other changes.
+    pub outage: Duration,
 }
 
 /// Half-open connections are detected within 30 s by TCP. A server that hangs is detected after 150 to
@@ -119,6 +128,9 @@ impl Default for Timeouts {
             silence: Duration::from_secs(150),
             watch: Duration::from_secs(300),
             plugin: Duration::from_secs(60),
+            trial: Duration::from_secs(15),
+            // The first attempts are less than a second apart, so one of them finds another server of the cluster.
+            outage: Duration::from_secs(3),
         }
     }
 }

@@ -83,12 +83,18 @@ impl Backoff {
 }
 
 /// Returns a random duration from `shortest` to `longest`.
-pub(super) fn random_between(shortest: Duration, longest: Duration) -> Duration {
+fn random_between(shortest: Duration, longest: Duration) -> Duration {
     // The hash keys are the standard library's only source of randomness, and good enough for jitter.
     let random = RandomState::new().hash_one(0);
     let steps = 1_000;
     let step = u32::try_from(random % u64::from(steps)).unwrap_or(0);
     shortest + longest.saturating_sub(shortest) * step / steps
+}
+
+/// Returns a random duration between `shortest` and twice that, so that the nodes of a cluster do not act at the same
+/// moment.
+pub(super) fn spread(shortest: Duration) -> Duration {
+    random_between(shortest, 2 * shortest)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ mod credential;
 mod location;
 mod pem;
 mod plugin;
-mod silence;
+pub(super) mod silence;
 mod tls;
 mod url;
 mod verifier;

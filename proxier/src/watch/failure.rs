@@ -31,6 +31,8 @@ pub(super) enum RequestFailure {
     Refused(ApiRefusal),
     /// The response does not follow the API.
     Malformed(String),
+    /// The server sent a resource version that is older than one that it sent before: both of them.
+    Reversed { sent: String, known: String },
 }
 
 impl From<TooLong> for RequestFailure {
@@ -205,7 +207,23 @@ impl RequestFailure {
                 true
             }
             Self::Refused(refusal) => refusal.is_unauthorized(),
-            Self::Cut(_) | Self::Malformed(_) => false,
+            Self::Cut(_) | Self::Malformed(_) | Self::Reversed { .. } => false,
+        }
+    }
+
+    /// Returns whether the request probably reached no API server.
+    pub(super) fn lacks_server(&self) -> bool {
+        match self {
+            // A load balancer without an API server. The refusals of an API server have a reason.
+            Self::Refused(refusal) => {
+                [502, 503].contains(&refusal.code) && refusal.reason.is_empty()
+            }
+            Self::Malformed(_) | Self::Reversed { .. } => false,
+            Self::Configuration(_)
+            | Self::NoServer(_)
+            | Self::Unreachable(_)
+            | Self::Silent(_)
+            | Self::Cut(_) => true,
         }
     }
 }
@@ -219,6 +237,10 @@ impl fmt::Display for RequestFailure {
             Self::Cut(why) => write!(f, "connection lost: {why}"),
             Self::Refused(refusal) => refusal.fmt(f),
             Self::Malformed(why) => write!(f, "malformed response: {why}"),
+            Self::Reversed { sent, known } => write!(
+                f,
+                "the server sent resource version {sent} after {known}, as after the restore of a backup"
+            ),
         }
     }
 }

@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 use tracing::Level;
 
 use super::WatchMessage;
-use super::backoff::{Backoff, random_between};
+use super::backoff::{Backoff, spread};
 use super::body::{ListBody, WatchBody};
 use super::connection::ResponseStream;
+use super::continuity::Continuity;
 use super::failure::{ApiRefusal, RequestFailure};
+use super::initial::InitialList;
 use super::next::{Next, blames_stream};
 use super::object::{DecodeError, EncodedEvent, EncodedObject, EventType, ListVersion};
 use super::query::{Query, Since};
@@ -19,7 +21,7 @@ use super::status::{Entry, FollowState};
 use crate::clock;
 use crate::conditions::{Coverage, LastingConditions};
 use crate::problem::Problem;
-use crate::store::{ObjectKind, ObjectList, Parsed, Update};
+use crate::store::{ObjectList, Parsed, Update};
 
 /// Lists and watches one kind.
 pub(super) struct Follower<'a, R> {
@@ -41,6 +43,7 @@ pub(super) struct Follower<'a, R> {
     sent_problems: Vec<Problem>,
     /// The failures that were logged.
     failures: LastingConditions,
+    continuity: Continuity,
     resource: PhantomData<R>,
 }
 
@@ -70,6 +73,9 @@ impl<'a, R: Resource> Follower<'a, R> {
     /// If it still lags after these attempts, it was probably restored from a backup and may never reach
     /// the version.
     const MAX_LAGS: u32 = 3;
+    /// The pause between these attempts, up to twice this: the `Retry-After` of such a server. The backoff may have
+    /// grown to 30 s while the server was restored.
+    const LAG_PAUSE: Duration = Duration::from_secs(1);
     /// The maximum number of problems that no event carries.
     const MAX_PROBLEMS: usize = 100;
     /// The number of parsed objects after which the interner is replaced. An interner frees no string,
@@ -89,6 +95,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             problems: Vec::new(),
             sent_problems: Vec::new(),
             failures: LastingConditions::default(),
+            continuity: Continuity::default(),
             resource: PhantomData,
         }
     }
@@ -134,13 +141,17 @@ impl<'a, R: Resource> Follower<'a, R> {
         {
             return self.continue_without(failure).await;
         }
-        if self.may_catch_up(failure) {
-            self.lags += 1;
-        } else {
+        let is_behind = failure.refusal().is_some_and(ApiRefusal::is_too_new);
+        self.lags += u32::from(is_behind);
+        if !is_behind || !self.may_catch_up() {
             self.next = self.next.clone().after(failure);
         }
         let calm = self.resumed.elapsed();
-        let wait = (self.backoff).wait(failure.reach(), calm, failure.retry_after());
+        let wait = match is_behind && self.lags <= Self::MAX_LAGS + 1 {
+            true => spread(Self::LAG_PAUSE),
+            false => (self.backoff).wait(failure.reach(), calm, failure.retry_after()),
+        };
+        self.continuity.fail(failure, Instant::now());
         (self.entry).record_failure(failure.to_string(), failure.is_rejection());
         (self.failures).add(
             Coverage::All,
@@ -151,15 +162,18 @@ impl<'a, R: Resource> Follower<'a, R> {
         );
         tokio::time::sleep(wait).await;
         self.resumed = Instant::now();
+        let outage = self.shared.timeouts.outage;
+        if self.continuity.is_broken(outage, self.resumed) {
+            self.next = self.next.clone().listed();
+        }
     }
 
     /// Returns whether to repeat the list because the server's cache probably lags behind etcd.
     ///
     /// After a restart of an API server, the caches of the others may lag for seconds. If all nodes
     /// requested the newest list at that moment, etcd would have to serve them all.
-    fn may_catch_up(&self, failure: &RequestFailure) -> bool {
-        let lags = failure.refusal().is_some_and(ApiRefusal::is_too_new);
-        lags && matches!(self.next, Next::List(Since::Seen(_))) && self.lags < Self::MAX_LAGS
+    fn may_catch_up(&self) -> bool {
+        matches!(self.next, Next::List(Since::Seen(_))) && self.lags <= Self::MAX_LAGS
     }
 
     /// Continues without an optional kind: with no objects, or with those that were listed before.
@@ -170,7 +184,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             self.entry.record_list();
         }
         self.entry.set_state(FollowState::Absent);
-        tokio::time::sleep(random_between(Self::ABSENT_RETRY, 2 * Self::ABSENT_RETRY)).await;
+        tokio::time::sleep(spread(Self::ABSENT_RETRY)).await;
         self.resumed = Instant::now();
     }
 
@@ -195,8 +209,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             match head.r#continue.filter(|token| !token.is_empty()) {
                 Some(token) => query = self.query().page(&token),
                 None => {
-                    self.complete(objects, head.resource_version).await;
-                    return Ok(());
+                    return self.complete(objects, head.resource_version).await;
                 }
             }
         }
@@ -211,6 +224,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         let accept = self.shared.accept::<R>().list;
         let bound = self.shared.timeouts.response;
         let mut answer = self.shared.connection.get(query.as_str(), accept).await?;
+        self.continuity.reach();
         let mut body = ListBody::new(answer.encoding());
         while let Some(piece) = answer.next(bound).await? {
             body.push(&piece.bytes, |object| objects.extend(self.read(object)))?;
@@ -223,9 +237,11 @@ impl<'a, R: Resource> Follower<'a, R> {
     async fn stream(&mut self, since: &Since) -> Result<(), RequestFailure> {
         self.entry.set_state(FollowState::Listing);
         self.problems.clear();
-        let query = self.query().stream(since, self.watch_time());
+        let query = self
+            .query()
+            .stream(since, spread(self.shared.timeouts.watch));
         let result = match self.open(&query).await {
-            Ok(answer) => self.consume(answer, Some(ObjectList::default())).await,
+            Ok(answer) => self.consume(answer, Some(InitialList::new())).await,
             Err(failure) => Err(failure),
         };
         // `next` becomes `Watch` when the list is complete, so a later failure is a failure of the watch.
@@ -252,31 +268,40 @@ impl<'a, R: Resource> Follower<'a, R> {
         let query = self.query().watch(version, self.watch_time());
         let answer = self.open(&query).await?;
         self.entry.set_state(FollowState::Watching);
-        self.failures.end(clock::since_boot());
         self.consume(answer, None).await?;
-        match started.elapsed() < Self::SHORTEST_WATCH {
-            true => Err(RequestFailure::Cut("the watch ended at once".into())),
-            false => Ok(()),
+        if started.elapsed() < Self::SHORTEST_WATCH {
+            return Err(RequestFailure::Cut("the watch ended at once".into()));
+        }
+        if self.continuity.is_doubtful() && started.elapsed() >= self.shared.timeouts.trial {
+            let text = "no event and no bookmark since the last failure, listing";
+            tracing::debug!(objects = R::PLURAL, version, "{text}");
+            self.next = self.next.clone().listed();
+            // A cache that merely lags would have caught up during this watch.
+            self.lags = Self::MAX_LAGS;
+        }
+        Ok(())
+    }
+
+    /// Returns the duration of the next watch.
+    fn watch_time(&self) -> Duration {
+        match self.continuity.is_doubtful() {
+            true => spread(self.shared.timeouts.trial),
+            false => spread(self.shared.timeouts.watch),
         }
     }
 
-    /// Returns the duration of the next watch. It is random, so that the watches of all nodes do not
-    /// end at the same moment.
-    fn watch_time(&self) -> Duration {
-        let shortest = self.shared.timeouts.watch;
-        random_between(shortest, 2 * shortest)
-    }
-
-    async fn open(&self, query: &Query) -> Result<ResponseStream, RequestFailure> {
+    async fn open(&mut self, query: &Query) -> Result<ResponseStream, RequestFailure> {
         let accept = self.shared.accept::<R>().watch;
-        self.shared.connection.get(query.as_str(), accept).await
+        let answer = self.shared.connection.get(query.as_str(), accept).await?;
+        self.continuity.reach();
+        Ok(answer)
     }
 
     /// Reads a watch to its end. `initial` holds the objects of a streaming list until it is complete.
     async fn consume(
         &mut self,
         mut answer: ResponseStream,
-        mut initial: Option<ObjectList<R::Object>>,
+        mut initial: Option<InitialList<R::Object>>,
     ) -> Result<(), RequestFailure> {
         let mut body = WatchBody::new(answer.encoding());
         loop {
@@ -292,16 +317,21 @@ impl<'a, R: Resource> Follower<'a, R> {
             if piece.is_first || initial.is_none() {
                 self.entry.record_contact();
             }
+            if piece.is_first
+                && let Some(list) = &mut initial
+            {
+                list.begin_part()?;
+            }
             let mut rest = &*piece.bytes;
             while let Some(event) = body.next(&mut rest)? {
-                let Some(objects) = &mut initial else {
+                let Some(list) = &mut initial else {
                     self.follow(event).await?;
                     continue;
                 };
-                if let Some(version) = self.add_initial(event, objects)? {
-                    let objects = std::mem::take(objects);
-                    initial = None;
-                    self.complete(objects, version).await;
+                if let Some(version) = self.add_initial(event, list)?
+                    && let Some(list) = initial.take()
+                {
+                    self.complete(list.finish(), version).await?;
                     self.entry.set_state(FollowState::Watching);
                 }
             }
@@ -317,20 +347,22 @@ impl<'a, R: Resource> Follower<'a, R> {
     fn add_initial(
         &mut self,
         event: EncodedEvent<'_>,
-        objects: &mut ObjectList<R::Object>,
+        list: &mut InitialList<R::Object>,
     ) -> Result<Option<String>, RequestFailure> {
         // One pass over the text of nearly all events; `parse_event` needs three.
         let added = self
             .shared
             .with_interner(|interner| event.read_added::<R>(interner));
         if let Some(added) = added {
-            objects.push(added);
+            list.add(added);
             return Ok(None);
         }
         match self.parse_event(event)? {
-            ParsedEvent::Change(change, _) => apply_to_list(objects, change),
+            ParsedEvent::Change(change, _) => list.apply(change),
             ParsedEvent::Complete(version) => return Ok(Some(version)),
-            ParsedEvent::Progress(_) | ParsedEvent::Nothing => {}
+            // A server that streams lists sends no other bookmark before their end.
+            ParsedEvent::Progress(_) => return Err(InitialList::<R::Object>::endless()),
+            ParsedEvent::Nothing => {}
         }
         Ok(None)
     }
@@ -339,12 +371,17 @@ impl<'a, R: Resource> Follower<'a, R> {
     async fn follow(&mut self, event: EncodedEvent<'_>) -> Result<(), RequestFailure> {
         match self.parse_event(event)? {
             ParsedEvent::Change(change, version) => {
+                // A deletion has the version of the object in old servers.
+                if !matches!(change, Update::Delete(_)) {
+                    self.next.check(version.as_deref().unwrap_or_default())?;
+                }
                 self.entry.record_change();
                 self.send(change).await;
                 // After the change was sent: a watch that resumes must not skip it.
                 self.advance(version);
             }
             ParsedEvent::Progress(version) | ParsedEvent::Complete(version) => {
+                self.next.check(&version)?;
                 self.advance(Some(version));
             }
             ParsedEvent::Nothing => self.send_problems().await,
@@ -407,8 +444,13 @@ impl<'a, R: Resource> Follower<'a, R> {
         }
     }
 
-    /// Sends the complete list as of `version`.
-    async fn complete(&mut self, objects: ObjectList<R::Object>, version: String) {
+    /// Sends the complete list as of `version`. Fails if an older one was known.
+    async fn complete(
+        &mut self,
+        objects: ObjectList<R::Object>,
+        version: String,
+    ) -> Result<(), RequestFailure> {
+        self.next.check(&version)?;
         tracing::debug!(
             objects = R::PLURAL,
             count = objects.len(),
@@ -416,14 +458,17 @@ impl<'a, R: Resource> Follower<'a, R> {
             "listed"
         );
         self.send(Update::Reset(objects)).await;
-        self.failures.end(clock::since_boot());
         self.entry.record_list();
         self.lags = 0;
         self.advance(Some(version));
+        Ok(())
     }
 
-    /// Records that all changes up to `version` were sent.
+    /// Records that all changes up to `version` were sent, which the server has therefore.
     fn advance(&mut self, version: Option<String>) {
+        if self.continuity.confirm() {
+            self.failures.end(clock::since_boot());
+        }
         // With an empty version, the next watch would start at any state of the server, and changes would be
         // lost.
         if let Some(version) = version.filter(|version| !version.is_empty()) {
@@ -448,16 +493,5 @@ impl<'a, R: Resource> Follower<'a, R> {
                 .send(WatchMessage::Problems { kind, problems })
                 .await;
         }
-    }
-}
-
-/// Applies a change to an incomplete list.
-fn apply_to_list<T: ObjectKind>(objects: &mut ObjectList<T>, change: Update<T>) {
-    match change {
-        // A duplicate does no harm, because the store uses the last one of a `Reset`.
-        Update::Apply(parsed) => objects.push(parsed),
-        Update::Delete(name) => objects.remove(&name),
-        Update::Reset(all) => *objects = all,
-        Update::Merge(some) => objects.extend(some),
     }
 }

@@ -9,7 +9,7 @@ use proxier::testing::watch::{
 };
 use serde_json::{Value, json};
 
-use crate::follower::{Follower, until};
+use crate::follower::{Follower, PATIENCE, until};
 use crate::objects::service;
 use crate::watches::watches;
 
@@ -58,7 +58,10 @@ fn a_rotated_token_is_used_at_once_and_an_expired_one_is_retried() {
         kubeconfig(&server.url(), &json!({"tokenFile": token})),
     )
     .unwrap();
-    let follower = Follower::with(with_kubeconfig(&file));
+    let mut config = with_kubeconfig(&file);
+    // Otherwise a list follows if the server refuses requests for long after the connections broke.
+    config.timeouts.outage = PATIENCE;
+    let follower = Follower::with(config);
     assert_eq!(follower.services(), "reset [a/web]");
     // The other lists too: later, no token permits them.
     follower.until("synced", |status| status.is_synced());

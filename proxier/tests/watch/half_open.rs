@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use api_server::{ApiServer, Scheme};
 use proxier::testing::watch::FollowState;
 
-use crate::follower::{Follower, config};
+use crate::follower::{Follower, PATIENCE, config};
 use crate::objects::service;
 
 /// `Timeouts::silence` stays at 150 s, so only `Timeouts::dead_peer` can detect the failure.
@@ -20,6 +20,7 @@ fn a_vanished_server_is_detected_in_time_and_reconnected() {
         server.apply(service("web", 80));
         let mut config = config(&server);
         config.timeouts.dead_peer = Duration::from_secs(6);
+        config.timeouts.outage = PATIENCE;
         config.timeouts.connect = Duration::from_secs(1);
         let follower = Follower::with(config);
         assert_eq!(follower.services(), "reset [a/web]");

@@ -1,11 +1,13 @@
 //! Lists.
 
+use std::time::Duration;
+
 use api_server::ApiServer;
 use proxier::testing::store::{Event, Update};
 use proxier::testing::watch::{FollowState, Status, WatchMessage};
 use serde_json::{Value, json};
 
-use crate::follower::{Follower, PATIENCE, brief};
+use crate::follower::{Follower, PATIENCE, brief, config, until};
 use crate::objects::{key, node, response, service, slice};
 
 #[test]
@@ -134,24 +136,6 @@ fn a_list_that_expires_between_two_pages_is_restarted() {
 }
 
 #[test]
-fn a_server_restored_from_a_backup_is_listed_again() {
-    let server = ApiServer::start();
-    for index in 0..50 {
-        server.apply(service("web", 100 + index));
-    }
-    let follower = Follower::start(&server);
-    assert_eq!(follower.services(), "reset [a/web]");
-    server.delete(&key("Service", "web"));
-    assert_eq!(follower.services(), "delete a/web");
-    server.put(key("Service", "old"), service("old", 80));
-    assert_eq!(follower.services(), "apply a/old");
-    server.restore(5);
-    assert_eq!(follower.services(), "reset [a/old]");
-    server.apply(service("new", 80));
-    assert_eq!(follower.services(), "apply a/new");
-}
-
-#[test]
 fn other_nodes_are_followed_while_needed_and_only_their_metadata() {
     let server = ApiServer::start();
     server.apply(node("us", "192.0.2.1"));
@@ -218,4 +202,33 @@ fn objects_of_other_proxies_and_headless_services_are_not_sent() {
     assert_eq!(follower.services(), "delete a/web");
     server.apply(service("foreign", 80));
     assert_eq!(follower.services(), "apply a/foreign");
+}
+
+#[test]
+fn a_streaming_list_without_end_is_replaced_by_pages() {
+    for has_bookmarks in [true, false] {
+        println!("bookmarks: {has_bookmarks}");
+        let server = ApiServer::start();
+        server.configure(|behaviour| {
+            behaviour.ends_no_list = true;
+            if has_bookmarks {
+                behaviour.bookmark_every = Duration::from_millis(100);
+            }
+        });
+        server.apply(service("web", 80));
+        let mut config = config(&server);
+        // Without bookmarks, only the time after the last object can end the list.
+        config.timeouts.response = match has_bookmarks {
+            true => PATIENCE,
+            false => Duration::from_secs(1),
+        };
+        let follower = Follower::with(config);
+        let changes = || {
+            server.apply(service("web", 81));
+            let status = follower.status().services;
+            status.is_synced().then_some(())
+        };
+        until("listed", changes, || follower.status());
+        assert_eq!(follower.services(), "reset [a/web]");
+    }
 }

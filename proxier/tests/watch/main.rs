@@ -18,5 +18,6 @@ mod program;
 mod real_server;
 mod recorded;
 mod refusals;
+mod restored;
 mod secrets;
 mod watches;

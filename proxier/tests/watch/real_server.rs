@@ -11,6 +11,7 @@
 mod control_plane;
 mod deployment;
 mod recording;
+mod restored;
 mod shadow;
 mod side_by_side;
 
@@ -25,7 +26,7 @@ use serde_json::{Value, json};
 
 use self::control_plane::ControlPlane;
 use crate::credentials::with_kubeconfig;
-use crate::follower::Follower;
+use crate::follower::{Follower, PATIENCE};
 use crate::objects::{node, service, slice};
 
 const SERVICES: &str = "/api/v1/namespaces/a/services";
@@ -180,7 +181,10 @@ fn a_real_server_is_listed_again_after_a_compaction() {
     for index in 0..600 {
         plane.create(SERVICES, &new_service(&format!("s{index}")));
     }
-    let follower = Follower::with(with_kubeconfig(&plane.follower()));
+    let mut config = with_kubeconfig(&plane.follower());
+    // After an outage, the follower lists without trying to resume.
+    config.timeouts.outage = PATIENCE;
+    let follower = Follower::with(config);
     let first = follower.services();
     assert_eq!(first.matches("a/s").count(), 600, "{first}");
     follower.drain();

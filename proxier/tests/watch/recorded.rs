@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use api_server::{ApiServer, CannedResponse};
 use proxier::testing::store::{Event, Update};
 use proxier::testing::watch::WatchMessage;
+use serde_json::json;
 
 use crate::follower::{Follower, config};
 use crate::objects::response;
@@ -37,30 +38,44 @@ pub(crate) fn file(name: &str, encoding: &Recorded) -> PathBuf {
     folder.join(format!("{name}.{}", encoding.ending))
 }
 
+/// Returns an empty server whose versions are later than the recorded ones, so that it lists again instead of resuming a
+/// watch.
+fn later_server() -> ApiServer {
+    let server = ApiServer::start();
+    server.restore(1_000_000_000);
+    server
+}
+
 /// Returns what a follower receives and reports from the responses that `named` returns.
 pub(crate) fn replay(named: impl Fn(&str) -> CannedResponse) -> Vec<(&'static str, String)> {
     let mut replayed = Vec::new();
-    let server = ApiServer::start();
-    let script = |path: &str, names: &[&str]| {
-        for name in names {
-            server.respond_next(path, named(name));
-        }
-    };
-    script(SERVICES, &["services-stream", "services-watch"]);
-    script(SLICES, &["slices-stream", "slices-watch"]);
-    script(NODES, &["node-stream"]);
-    script(CIDRS, &["cidrs-stream"]);
-    replayed.push(("streams", messages(&Follower::start(&server), 3)));
+    let server = later_server();
+    // The watches were recorded before the streams, so an empty list precedes them.
+    let annotations = json!({"k8s.io/initial-events-end": "true"});
+    let metadata = json!({"resourceVersion": "1", "annotations": annotations});
+    let empty = json!({"type": "BOOKMARK", "object": {"metadata": metadata}}).to_string();
+    for (path, watch, stream) in [
+        (SERVICES, "services-watch", "services-stream"),
+        (SLICES, "slices-watch", "slices-stream"),
+    ] {
+        server.respond_next(path, response(200, &format!("{empty}\n")));
+        server.respond_next(path, named(watch));
+        server.respond_next(path, response(410, "{}"));
+        server.respond_next(path, named(stream));
+    }
+    server.respond_next(NODES, named("node-stream"));
+    server.respond_next(CIDRS, named("cidrs-stream"));
+    replayed.push(("streams", messages(&Follower::start(&server), 5)));
 
     // A server without streaming lists rejects the first request.
-    let server = ApiServer::start();
+    let server = later_server();
     for (path, name) in [(SERVICES, "services-list"), (SLICES, "slices-list")] {
         server.respond_next(path, response(422, "{}"));
         server.respond_next(path, named(name));
     }
     replayed.push(("lists", messages(&Follower::start(&server), 3)));
 
-    let server = ApiServer::start();
+    let server = later_server();
     let mut without_node = config(&server);
     without_node.node_name.clear();
     server.respond_next(NODES, named("metadata-stream"));
@@ -82,12 +97,12 @@ pub(crate) fn replay(named: impl Fn(&str) -> CannedResponse) -> Vec<(&'static st
     replayed
 }
 
-/// Returns all messages, sorted by kind, until `kinds` kinds were listed without objects: the server
-/// of the test has none, so these lists follow the last recorded response.
-fn messages(follower: &Follower, kinds: usize) -> String {
+/// Returns all messages, sorted by kind, until `lists` lists had no objects: the server of the test has none, so its lists
+/// follow the last recorded response of each kind.
+fn messages(follower: &Follower, lists: usize) -> String {
     let mut received: Vec<(&str, WatchMessage)> = Vec::new();
     let mut ended = 0;
-    while ended < kinds {
+    while ended < lists {
         let (kind, message) = follower.next("message", |message| {
             let kind = match &message {
                 WatchMessage::Event(Event::Services(_)) => "1",

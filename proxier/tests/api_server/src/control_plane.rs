@@ -60,7 +60,7 @@ pub struct ControlPlane {
     pub flags: Vec<&'static str>,
     // Declared before etcd, so that it is dropped first.
     server: Option<Process>,
-    _etcd: Process,
+    database: Option<Process>,
 }
 
 impl ControlPlane {
@@ -90,11 +90,36 @@ impl ControlPlane {
         ] {
             std::fs::write(directory.path().join(name), text).expect("a writable directory");
         }
-        let etcd = unused_port();
-        let url = format!("http://127.0.0.1:{etcd}");
-        let database = Command::new(assets.join("etcd"))
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let mut plane = Self {
+            assets,
+            directory,
+            port: site.port.unwrap_or_else(unused_port),
+            site,
+            etcd: unused_port(),
+            runtime,
+            client: None,
+            flags: Vec::new(),
+            server: None,
+            database: None,
+        };
+        plane.start_database();
+        plane.start_server();
+        plane
+    }
+
+    /// Starts the database and waits until it listens.
+    ///
+    /// # Panics
+    /// If it does not.
+    fn start_database(&mut self) {
+        let url = format!("http://127.0.0.1:{}", self.etcd);
+        let database = Command::new(self.assets.join("etcd"))
             .arg("--data-dir")
-            .arg(directory.path().join("etcd"))
+            .arg(self.directory.path().join("etcd"))
             .args(["--listen-client-urls", &url])
             .args(["--advertise-client-urls", &url])
             .arg("--listen-peer-urls")
@@ -107,25 +132,35 @@ impl ControlPlane {
             .expect("etcd starts");
         let mut database = Process(database);
         // While etcd does not listen, kube-apiserver fails its first attempts and pauses between them.
-        database.await_listener(etcd);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a runtime");
-        let mut plane = Self {
-            assets,
-            directory,
-            port: site.port.unwrap_or_else(unused_port),
-            site,
-            etcd,
-            runtime,
-            client: None,
-            flags: Vec::new(),
-            server: None,
-            _etcd: database,
-        };
-        plane.start_server();
-        plane
+        database.await_listener(self.etcd);
+        self.database = Some(database);
+    }
+
+    /// Copies the database to a folder called `name`, while database and server are stopped.
+    ///
+    /// # Panics
+    /// If a file cannot be copied.
+    pub fn back_up(&mut self, name: &str) {
+        self.stop_server();
+        self.database = None;
+        let path = |name: &str| self.directory.path().join(name);
+        copy_folder(&path("etcd"), &path(name));
+        self.start_database();
+        self.start_server();
+    }
+
+    /// Replaces the database by the copy in the folder `name`, while database and server are stopped.
+    ///
+    /// # Panics
+    /// If a file cannot be copied.
+    pub fn restore(&mut self, name: &str) {
+        self.stop_server();
+        self.database = None;
+        let path = |name: &str| self.directory.path().join(name);
+        std::fs::remove_dir_all(path("etcd")).expect("a writable directory");
+        copy_folder(&path(name), &path("etcd"));
+        self.start_database();
+        self.start_server();
     }
 
     /// Returns the path of another program that is beside the servers' programs.
@@ -360,6 +395,19 @@ fn was_too_slow(log: &str) -> bool {
         is_connection || is_hook
     };
     log.lines().any(is_end)
+}
+
+/// Copies a folder with all that is in it.
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir(to).expect("a writable directory");
+    for entry in std::fs::read_dir(from).expect("a folder") {
+        let entry = entry.expect("a readable folder");
+        let target = to.join(entry.file_name());
+        match entry.file_type().expect("a type").is_dir() {
+            true => copy_folder(&entry.path(), &target),
+            false => drop(std::fs::copy(entry.path(), target).expect("a readable file")),
+        }
+    }
 }
 
 /// A process that is killed when it is dropped.

@@ -66,7 +66,9 @@ pub struct Behaviour {
     /// Whether lists can be streamed (`sendInitialEvents`). If not, such a watch is rejected with
     /// status 422.
     pub streams_lists: bool,
-    /// The interval of bookmarks, for watches that request them.
+    /// Whether streaming lists have no end: the bookmark after their objects is missing.
+    pub ends_no_list: bool,
+    /// The interval of bookmarks, for watches that request them. The last one is sent when the watch ends.
     pub bookmark_every: Duration,
     /// The accepted bearer tokens; `None` accepts every client. A client with a certificate needs
     /// none.
@@ -83,6 +85,7 @@ impl Default for Behaviour {
     fn default() -> Self {
         Self {
             streams_lists: true,
+            ends_no_list: false,
             bookmark_every: Duration::from_secs(60),
             tokens: None,
             refused: BTreeMap::new(),

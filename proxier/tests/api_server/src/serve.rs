@@ -345,7 +345,8 @@ fn watch(
         let message = "resourceVersionMatch: Forbidden: only together with sendInitialEvents";
         return Err(refusal(encoding, &status_object(422, message)));
     }
-    if let Some(asked) = asked.filter(|&asked| asked > current) {
+    // A real server accepts a watch of the future, and sends nothing until it has passed the version.
+    if let Some(asked) = asked.filter(|&asked| asked > current && is_list) {
         return Err(refusal(encoding, &too_large(asked, current)));
     }
     let from = asked.filter(|&asked| asked > 0 && !is_list);
@@ -376,7 +377,7 @@ fn watch(
         form,
         revision: from.unwrap_or(current),
         initial,
-        marks_initial: is_list && wants_bookmarks,
+        marks_initial: is_list && wants_bookmarks && !state.behaviour.ends_no_list,
         bookmarks: wants_bookmarks.then_some(state.behaviour.bookmark_every),
         time: Duration::from_secs(secs),
     })

@@ -37,7 +37,7 @@ impl Watch {
         mut control: watch::Receiver<Control>,
         client: mpsc::Sender<Piece>,
     ) {
-        let end = Instant::now() + self.time;
+        let (end, start) = (Instant::now() + self.time, self.revision);
         let every = self.bookmarks.unwrap_or(Duration::from_secs(86_400));
         let mut bookmarks = interval_at(Instant::now() + every, every);
         // A server that stood still does not send the missed bookmarks at once.
@@ -100,11 +100,19 @@ impl Watch {
                 () = sleep_until(end) => {
                     // A frozen server does not end the watch either. Cannot fail: `shared` has the sender.
                     let _ = control.wait_for(|control| !control.is_frozen).await;
+                    if self.bookmarks.is_some() && newest >= start {
+                        self.put_bookmark(&mut events, Value::Null);
+                        // Fails if the client closes the connection, which it may do at any time.
+                        let _ = send(&mut events, &mut control, &client).await;
+                    }
                     return;
                 }
                 () = client.closed() => return,
                 changed = control.changed() => if changed.is_err() { return },
-                _ = bookmarks.tick() => self.put_bookmark(&mut events, Value::Null),
+                // A server that was restored from a backup has not reached the version yet.
+                _ = bookmarks.tick() => if newest >= start {
+                    self.put_bookmark(&mut events, Value::Null);
+                },
             }
         }
     }
