@@ -5,10 +5,12 @@
 //! ```
 //!
 //! A [`Notice`] that lasts is one Event, whose count grows. Its name is a hash of its content, so that
-//! the nodes of a cluster, which all see the same Problem of a Service, write one Event together. The
+//! the nodes of a cluster, which all see the same Problem of a Service, write one Event together: each waits for
+//! a time of its own and looks for the Event first, so that one node creates it. The
 //! [`EventBook`] bounds memory and the rate of requests. Nothing here is needed for serving: a request
 //! that fails is dropped.
 
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
@@ -72,6 +74,9 @@ impl Notice {
     /// The API server's limit for notes, in bytes.
     pub const MAX_NOTE: usize = 1_024;
 
+    /// The reason of the notice of a Problem.
+    const INVALID_INPUT: &'static str = "InvalidInput";
+
     /// Returns a notice that the program starts.
     pub fn starting(at: SystemTime) -> Self {
         Self {
@@ -95,13 +100,13 @@ impl Notice {
 
     /// Returns the notice of a Problem. Problems of other objects and of files are reported at our Node.
     pub fn problem(problem: &Problem) -> Self {
-        let named = |text: &str| {
-            let (namespace, name) = text.split_once('/')?;
-            Some(ObjectName::new(namespace, name))
-        };
+        let named = |(namespace, name)| ObjectName::new(namespace, name);
         let regarding = match problem.object.split_once(' ') {
-            Some(("Service", name)) => named(name).map(Regarding::Service),
-            Some(("EndpointSlice", name)) => named(name).map(Regarding::EndpointSlice),
+            Some(("Service", name)) => name.split_once('/').map(named).map(Regarding::Service),
+            Some(("EndpointSlice", name)) => name
+                .split_once('/')
+                .map(named)
+                .map(Regarding::EndpointSlice),
             _ => None,
         };
         let note = match &regarding {
@@ -116,8 +121,21 @@ impl Notice {
         };
         Self {
             regarding: regarding.unwrap_or(Regarding::Node),
-            ..Self::node("InvalidInput", "Plan", &note)
+            ..Self::node(Self::INVALID_INPUT, "Plan", &note)
         }
+    }
+
+    /// Returns the namespace of the object; `None` for our Node.
+    fn namespace(&self) -> Option<&str> {
+        match &self.regarding {
+            Regarding::Node => None,
+            Regarding::Service(name) | Regarding::EndpointSlice(name) => Some(name.namespace()),
+        }
+    }
+
+    /// Returns whether all nodes of the cluster have the same notice: that of a Problem of an object that all see.
+    pub(crate) fn is_common(&self) -> bool {
+        self.regarding != Regarding::Node && self.reason == Self::INVALID_INPUT
     }
 
     /// Returns the text that distinguishes the notice from all others.
@@ -189,6 +207,25 @@ impl Notice {
     }
 }
 
+/// Returns the notices of these Problems: of each namespace, only as many as an [`EventBook`] remembers.
+///
+/// # Cost
+/// Linear in the Problems, but only a bounded number of notices is written per namespace.
+pub(crate) fn notices(problems: &[Problem]) -> impl Iterator<Item = Notice> {
+    let mut shares = BTreeMap::<&str, usize>::new();
+    let selected = problems.iter().filter(move |problem| {
+        // Problems of all other objects are reported at our Node.
+        let namespace = problem
+            .object
+            .split_once('/')
+            .map_or("", |(first, _)| first);
+        let share = shares.entry(namespace).or_default();
+        *share += 1;
+        *share <= EventBook::MAX_OF_NAMESPACE
+    });
+    selected.map(Notice::problem)
+}
+
 /// Returns the change of an Event that was seen `count` times.
 pub(crate) fn series(count: u32, now: SystemTime) -> Value {
     json!({"series": {"count": count, "lastObservedTime": time(now)}})
@@ -247,6 +284,24 @@ mod tests {
             assert!(notice.note.starts_with(object), "{}", notice.note);
             assert_ne!(notice.event_name("a"), notice.event_name("b"));
         }
+    }
+
+    #[test]
+    fn each_namespace_has_a_share_of_the_notices() {
+        let problem = |object: String| Problem::new(object, "spec", "x", "is wrong");
+        let of_tenant = (0..1_000).map(|n| problem(format!("Service a/web-{n}")));
+        let others = ["Service b/web", "EndpointSlice c/web-1", "Configuration"];
+        let problems: Vec<Problem> = of_tenant
+            .chain(others.map(|object| problem(object.to_owned())))
+            .collect();
+        let selected: Vec<Notice> = notices(&problems).collect();
+        assert_eq!(selected.len(), EventBook::MAX_OF_NAMESPACE + others.len());
+        assert!(
+            others
+                .map(|object| Notice::problem(&problem(object.to_owned())))
+                .iter()
+                .all(|notice| selected.contains(notice))
+        );
     }
 
     #[test]

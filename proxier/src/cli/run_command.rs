@@ -82,7 +82,7 @@ pub(super) struct Flags {
 /// Whether Events are written.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum EventsFlag {
-    /// Write Events, for which this program's role needs the verbs create and patch.
+    /// Write Events, for which this program's role needs the verbs create, get and patch.
     #[default]
     On,
     /// Write none.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::dataplane::Failure;
-use crate::events::Notice;
+use crate::events::{self, Notice};
 use crate::problem::Problem;
 use crate::serve::BindFailures;
 use crate::sync::Applied;
@@ -73,7 +73,7 @@ impl Reporter {
         let failures = [&self.round, &self.rules, &self.ops].into_iter().flatten();
         let own = std::iter::once(&self.starting).chain(failures).cloned();
         let own = own.chain(self.bind_failures.notices());
-        watch.report(own.chain(problems.iter().map(Notice::problem)));
+        watch.report(own.chain(events::notices(problems)));
     }
 }
 

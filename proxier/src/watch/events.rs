@@ -26,6 +26,8 @@ pub(super) struct EventWriter<'a> {
     node_name: &'a str,
     notices: watch::Receiver<Vec<Notice>>,
     book: EventBook,
+    /// Whether the server permits to read Events, as older roles do not.
+    may_look: bool,
     /// Whether the log says that the server does not permit Events.
     has_logged_refusal: bool,
 }
@@ -41,7 +43,8 @@ impl<'a> EventWriter<'a> {
             connection,
             node_name,
             notices,
-            book: EventBook::new(times),
+            book: EventBook::new(times, node_name),
+            may_look: true,
             has_logged_refusal: false,
         }
     }
@@ -120,6 +123,11 @@ impl<'a> EventWriter<'a> {
     }
 
     async fn create(&mut self, notice: &Notice) -> Result<(), RequestFailure> {
+        // A look costs the server less than a creation that it rejects.
+        if notice.is_common() && self.is_written(notice).await? {
+            self.book.exists(notice, clock::since_boot());
+            return Ok(());
+        }
         let uid = match &notice.regarding {
             Regarding::Node => None,
             regarding => match self.uid(regarding).await? {
@@ -141,6 +149,27 @@ impl<'a> EventWriter<'a> {
             Err(failure) => return Err(failure),
         }
         Ok(())
+    }
+
+    /// Returns whether the server has the Event.
+    async fn is_written(&mut self, notice: &Notice) -> Result<bool, RequestFailure> {
+        if !self.may_look {
+            return Ok(false);
+        }
+        let (namespace, name) = notice.event_name(self.node_name);
+        let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events/{name}");
+        let accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+        let Err(failure) = self.connection.get(&path, accept).await else {
+            return Ok(true);
+        };
+        match failure.refusal().map(|refusal| refusal.code) {
+            Some(404) => Ok(false),
+            Some(403) => {
+                self.may_look = false;
+                Ok(false)
+            }
+            _ => Err(failure),
+        }
     }
 
     async fn count(&mut self, notice: &Notice, count: u32) -> Result<(), RequestFailure> {

@@ -20,6 +20,7 @@ const SERVICES: &str = "/api/v1/namespaces/a/services";
 
 /// Times that are short enough for a test.
 pub(crate) const TIMES: EventTimes = EventTimes {
+    spread: Duration::ZERO,
     period: Duration::from_millis(200),
     other_period: Duration::from_secs(3_600),
     interval: Duration::from_millis(10),
@@ -53,11 +54,18 @@ fn scene() -> (ApiServer, Follower) {
     (server, Follower::with(config))
 }
 
-/// Returns the requests for Events so far: `POST`, or `PATCH` with the Event's name.
+/// Returns the writes of Events so far: `POST`, or `PATCH` with the Event's name.
 fn writes(server: &ApiServer) -> Vec<String> {
+    let mut requests = requests(server);
+    requests.retain(|request| !request.starts_with("GET"));
+    requests
+}
+
+/// Returns the requests for Events so far: as [`writes`], and `GET` with the Event's name.
+fn requests(server: &ApiServer) -> Vec<String> {
     let requests = server.requests().into_iter();
-    let writes = requests.filter(|request| request.path.starts_with(EVENTS));
-    writes
+    let of_events = requests.filter(|request| request.path.starts_with(EVENTS));
+    of_events
         .map(|request| {
             let name = request.path.trim_start_matches(EVENTS);
             format!("{} {}", request.method, name.trim_start_matches('/'))
@@ -69,6 +77,8 @@ fn writes(server: &ApiServer) -> Vec<String> {
 fn a_problem_that_lasts_is_one_event_with_a_growing_count() {
     let (server, follower) = scene();
     let (_, name) = notice().event_name("us");
+    // The look finds no Event.
+    respond(&server, &format!("{EVENTS}/{name}"), 404, "{}");
     respond(&server, EVENTS, 201, "{}");
     for _ in 0..3 {
         respond(&server, &format!("{EVENTS}/{name}"), 200, "{}");
@@ -107,6 +117,36 @@ fn the_event_of_another_node_is_left_alone() {
 }
 
 #[test]
+fn the_event_of_another_node_is_found_without_a_write() {
+    let (server, follower) = scene();
+    let (_, name) = notice().event_name("us");
+    respond(&server, &format!("{EVENTS}/{name}"), 200, "{}");
+    follower.watch.report(std::iter::once(notice()));
+    let looked = || (!requests(&server).is_empty()).then_some(());
+    until("looked", looked, || ());
+    std::thread::sleep(3 * TIMES.period);
+    assert_eq!(requests(&server), [format!("GET {name}")]);
+}
+
+#[test]
+fn without_permission_to_look_events_are_created() {
+    let (server, follower) = scene();
+    let (_, name) = notice().event_name("us");
+    respond(&server, &format!("{EVENTS}/{name}"), 403, "{}");
+    respond(&server, EVENTS, 409, "{}");
+    follower.watch.report(std::iter::once(notice()));
+    let enough = || (!writes(&server).is_empty()).then_some(());
+    until("asked", enough, || requests(&server));
+    let other = Problem::new("Service a/web", "spec", "x", "is wrong");
+    follower
+        .watch
+        .report(std::iter::once(Notice::problem(&other)));
+    let enough = || (writes(&server).len() == 2).then_some(());
+    until("asked", enough, || requests(&server));
+    assert_eq!(requests(&server).len(), 3, "one look, two creations");
+}
+
+#[test]
 fn a_server_that_permits_no_events_is_asked_once() {
     let (server, follower) = scene();
     respond(&server, EVENTS, 403, "{}");
@@ -119,9 +159,9 @@ fn a_server_that_permits_no_events_is_asked_once() {
     let more = (0..100).map(|n| Notice::node("A", "B", &n.to_string()));
     follower.watch.report(more);
     std::thread::sleep(3 * TIMES.period);
-    let events = |path: &str| path.contains("/events");
-    let requests = server.requests();
-    assert_eq!(requests.iter().filter(|it| events(&it.path)).count(), 1);
+    let requests = server.requests().into_iter();
+    let writes = requests.filter(|it| it.path.contains("/events") && it.method != "GET");
+    assert_eq!(writes.count(), 1);
 }
 
 #[test]
