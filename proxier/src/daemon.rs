@@ -26,7 +26,7 @@ use crate::sync::{Applied, Extent, Proxier};
 use crate::sysctl::{Keeper, Roots, Setting};
 use crate::timer::Timer;
 use crate::traffic::Owners;
-use crate::watch::{self, Watch};
+use crate::watch::{self, NodeScope, Watch};
 
 mod address_repairs;
 mod chain_check;
@@ -146,6 +146,8 @@ pub struct Daemon<D> {
 impl<D: Dataplane> Daemon<D> {
     /// Returns a daemon that has received nothing yet.
     pub fn new(proxier: Proxier<D>, periods: Periods, watch: Option<Watch>) -> Self {
+        // Manifests have all Nodes.
+        let nodes = watch.as_ref().map_or(NodeScope::All, Watch::nodes);
         Self {
             proxier,
             periods,
@@ -159,7 +161,7 @@ impl<D: Dataplane> Daemon<D> {
             foreign_chains: None,
             mark_chains: None,
             takeover: None,
-            gate: Gate::default(),
+            gate: Gate::new(nodes),
             begins_to_wait: false,
             has_message: false,
             has_tampering: false,

@@ -180,8 +180,8 @@ pub mod sysctl {
 pub mod watch {
     //! The client of the API server.
     pub use crate::watch::{
-        Encoding, FollowState, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage,
-        start,
+        Encoding, FollowState, NodeScope, ServerLocation, Status, Timeouts, Watch, WatchConfig,
+        WatchMessage, start,
     };
 }
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::dataplane_flags::DataplaneKind;
 use crate::config::NodeSettings;
 use crate::daemon::Message;
 use crate::events::EventTimes;
 use crate::model::Cidr;
-use crate::watch::{self, Watch};
+use crate::watch::{self, NodeScope, Watch};
 use crate::{follow, manifests};
 
 /// Flags that choose the source of objects: an API server, or manifests.
@@ -23,9 +23,39 @@ pub(super) struct SourceFlags {
     #[arg(long, value_name = "FILE|DIR", conflicts_with_all = ["kubeconfig", "master"])]
     manifests: Option<PathBuf>,
 
+    /// The Nodes that may be watched: this node's own, or all while a Service needs the regions of other
+    /// nodes. In a cluster of N nodes, all are N times N objects at once, and each update of a Node N times.
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        value_name = "NODES",
+        conflicts_with = "manifests"
+    )]
+    watch_nodes: WatchNodesFlag,
+
     /// Ranges from which Services in manifests get a cluster IP if they have none.
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     service_cidr: Vec<Cidr>,
+}
+
+/// [`NodeScope`] as the command line spells it.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum WatchNodesFlag {
+    /// This node's own. The annotation topology-keys cannot use regions.
+    #[default]
+    Own,
+    /// All, while the annotation topology-keys of a Service needs their regions.
+    All,
+}
+
+impl From<WatchNodesFlag> for NodeScope {
+    fn from(choice: WatchNodesFlag) -> Self {
+        match choice {
+            WatchNodesFlag::Own => Self::Own,
+            WatchNodesFlag::All => Self::All,
+        }
+    }
 }
 
 impl SourceFlags {
@@ -56,6 +86,7 @@ impl SourceFlags {
                 master: settings.master.clone(),
             },
             node_name: node_name.to_string(),
+            nodes: self.watch_nodes.into(),
             encoding: settings.encoding,
             timeouts: watch::Timeouts::default(),
             events,

@@ -4,8 +4,8 @@
 //! first round waits:
 //!
 //! * for one complete list of Services and of EndpointSlices;
-//! * for our Node, and for other nodes if a Service needs their locations, but at most
-//!   [`NODE_PATIENCE`], because a Node may never appear;
+//! * for our Node, and for other nodes if a Service needs their locations and they may be followed, but at
+//!   most [`NODE_PATIENCE`], because a Node may never appear;
 //! * for manifests that can be read whole, if the kernel has state of ours. If it has none, a round
 //!   with only the readable part deletes nothing.
 
@@ -15,13 +15,15 @@ use crate::clock;
 use crate::dataplane::{Dataplane, Failure};
 use crate::store::Snapshot;
 use crate::sync::Proxier;
+use crate::watch::NodeScope;
 
 /// The longest time that the first round waits for Node objects.
 pub(super) const NODE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The state of the wait for the first round.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Gate {
+    nodes: NodeScope,
     /// When the wait for Node objects ends, in time since boot; `None` until the lists are complete.
     node_deadline: Option<Duration>,
     /// Whether manifests were received.
@@ -31,6 +33,16 @@ pub(super) struct Gate {
 }
 
 impl Gate {
+    /// Returns a gate for input with these Nodes.
+    pub(super) fn new(nodes: NodeScope) -> Self {
+        Self {
+            nodes,
+            node_deadline: None,
+            has_manifests: false,
+            is_rejected: false,
+        }
+    }
+
     /// Updates the wait after an event of the API server; `snapshot` includes the event.
     ///
     /// Returns whether the wait for Node objects begins.
@@ -59,7 +71,8 @@ impl Gate {
             let may_try = self.has_manifests && !self.is_rejected;
             return may_try.then_some(Duration::ZERO);
         }
-        let knows_others = !snapshot.needs_other_nodes() || snapshot.knows_other_nodes();
+        let awaits_others = self.nodes == NodeScope::All && snapshot.needs_other_nodes();
+        let knows_others = !awaits_others || snapshot.knows_other_nodes();
         if snapshot.node().is_some() && knows_others {
             return Some(Duration::ZERO);
         }

@@ -12,6 +12,7 @@ use crate::filter::FilterConfig;
 use crate::ledger::LedgerFile;
 use crate::manifests::{self, Options};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use crate::problem::Problem;
 use crate::store::{ObjectList, Update};
 
 fn config() -> PlanConfig {
@@ -25,8 +26,8 @@ fn config() -> PlanConfig {
     }
 }
 
-#[test]
-fn the_first_round_waits_for_the_nodes_that_topology_keys_need() {
+/// Returns the events of a Service with the topology key for regions, and that with the locations of nodes.
+fn events_with_regions() -> (Vec<Event>, Event) {
     let region = "topology.kubernetes.io/region";
     let cluster = Manifest::documents([
         &Manifest::service("db")
@@ -42,10 +43,15 @@ fn the_first_round_waits_for_the_nodes_that_topology_keys_need() {
     };
     let loaded = manifests::parse(&cluster, "cluster.yaml", &options);
     assert_eq!(loaded.problems, []);
-    let (nodes, other_events): (Vec<_>, Vec<_>) =
+    let (mut nodes, other_events): (Vec<_>, Vec<_>) =
         (loaded.events.into_iter()).partition(|event| matches!(event, Event::Nodes(_)));
     assert_eq!((nodes.len(), other_events.len()), (1, 3));
+    (other_events, nodes.remove(0))
+}
 
+#[test]
+fn the_first_round_waits_for_the_nodes_that_topology_keys_need() {
+    let (other_events, nodes) = events_with_regions();
     let directory = tempfile::tempdir().unwrap();
     let ledger = LedgerFile::new(directory.path().join("ledger"));
     let proxier = Proxier::new(FakeKernel::default(), config(), ledger).unwrap();
@@ -58,12 +64,28 @@ fn the_first_round_waits_for_the_nodes_that_topology_keys_need() {
     assert!(daemon.due().is_some_and(waits));
 
     let (sender, messages) = channel();
-    nodes
-        .into_iter()
-        .for_each(|event| sender.send(Message::Event(event)).unwrap());
+    sender.send(Message::Event(nodes)).unwrap();
     assert!(daemon.listen(&messages));
     assert!(daemon.proxier.snapshot().knows_other_nodes());
     assert_eq!(daemon.due(), Some(Duration::ZERO));
+}
+
+#[test]
+fn without_permission_to_watch_nodes_a_key_that_needs_them_is_a_problem() {
+    let (other_events, _) = events_with_regions();
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = LedgerFile::new(directory.path().join("ledger"));
+    let proxier = Proxier::new(FakeKernel::default(), config(), ledger).unwrap();
+    let mut daemon = Daemon::new(proxier, Periods::default(), None);
+    daemon.gate = Gate::new(NodeScope::Own);
+    for event in other_events {
+        assert!(daemon.receive(Message::Event(event)));
+    }
+    assert_eq!(daemon.due(), Some(Duration::ZERO), "no wait for Nodes");
+    assert!(daemon.act(Duration::from_secs(1)));
+    let problems = daemon.proxier.problems();
+    let says = |problem: &Problem| problem.to_string().contains("--watch-nodes=all");
+    assert!(problems.iter().any(says), "{problems:?}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::mpsc::sync_channel;
 
 use api_server::{ApiServer, tls};
 use proxier::testing::watch::{
-    self, Encoding, ServerLocation, Timeouts, WatchConfig, WatchMessage,
+    self, Encoding, NodeScope, ServerLocation, Timeouts, WatchConfig, WatchMessage,
 };
 use serde_json::{Value, json};
 
@@ -38,6 +38,7 @@ pub(crate) fn with_kubeconfig(path: &Path) -> WatchConfig {
             master: None,
         },
         node_name: "us".into(),
+        nodes: NodeScope::All,
         encoding: Encoding::Protobuf,
         timeouts: Timeouts::default(),
         events: None,

@@ -8,7 +8,7 @@ use api_server::ApiServer;
 use proxier::testing::problem::Problem;
 use proxier::testing::store::{Event, ObjectKind, Parsed, Update};
 use proxier::testing::watch::{
-    self, Encoding, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage,
+    self, Encoding, NodeScope, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage,
 };
 
 /// The time limit of the next message. It is long because other tests may occupy both cores.
@@ -129,6 +129,7 @@ pub(crate) fn config(server: &ApiServer) -> WatchConfig {
             master: Some(server.url()),
         },
         node_name: "us".into(),
+        nodes: NodeScope::All,
         encoding: Encoding::Protobuf,
         timeouts: Timeouts::default(),
         events: None,

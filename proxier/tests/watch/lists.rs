@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use api_server::ApiServer;
+use api_server::{ApiServer, Request};
 use proxier::testing::store::{Event, Update};
-use proxier::testing::watch::{FollowState, Status, WatchMessage};
+use proxier::testing::watch::{FollowState, NodeScope, Status, WatchMessage};
 use serde_json::{Value, json};
 
 use crate::follower::{Follower, PATIENCE, brief, config, until};
@@ -168,6 +168,24 @@ fn other_nodes_are_followed_while_needed_and_only_their_metadata() {
     server.apply(node("most", "192.0.2.4"));
     follower.watch.set_other_nodes(true);
     assert_eq!(follower.nodes(), "reset [more, most, them, us]");
+}
+
+#[test]
+fn other_nodes_are_followed_only_if_that_is_permitted() {
+    let server = ApiServer::start();
+    server.apply(node("us", "192.0.2.1"));
+    server.apply(node("them", "192.0.2.2"));
+    let mut config = config(&server);
+    config.nodes = NodeScope::Own;
+    let follower = Follower::with(config);
+    follower.watch.set_other_nodes(true);
+    follower.drain();
+    let requests = server.requests();
+    let of_nodes = |request: &&Request| request.path == "/api/v1/nodes";
+    for request in requests.iter().filter(of_nodes) {
+        assert_eq!(request.parameter("fieldSelector"), "metadata.name=us");
+    }
+    assert_eq!(follower.status().nodes.state, FollowState::Off);
 }
 
 #[test]

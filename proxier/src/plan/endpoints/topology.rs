@@ -72,7 +72,7 @@ impl<'a> Topology<'a> {
         }
         let needs_other_nodes = key == TopologyKey::Region;
         (needs_other_nodes && !self.snapshot.knows_other_nodes())
-            .then_some("the objects of other nodes")
+            .then_some("the objects of other nodes, which needs --watch-nodes=all")
     }
 
     fn region_of(&self, endpoint: &Endpoint) -> Option<Arc<str>> {
