@@ -106,10 +106,12 @@ impl Filter {
         }
     }
 
-    /// Returns the bits of packet marks that mean something to our rules.
+    /// Returns the bits of packet marks that mean something to our rules or to those of Kubernetes.
     pub(crate) fn mark_bits(&self) -> u32 {
         let accepting = self.config.input_accept_bit.map_or(0, MarkBit::mark);
-        self.config.masquerade_bit.mark() | accepting
+        // The plugin portmap, and the kubelet, whose rule drops packets.
+        const OF_OTHERS: u32 = 1 << 13 | 1 << 15;
+        self.config.masquerade_bit.mark() | accepting | OF_OTHERS
     }
 
     /// Returns the rules that the kernel should have.
@@ -135,12 +137,17 @@ impl Filter {
             let mut known = of_cluster.iter().chain(&self.node.pod_cidrs);
             let is_known = known.any(|network| network.family() == family);
             if !is_known && self.ruleset.has_inside_clients(family) {
-                let message = "is known neither from --cluster-cidr nor from the Node's podCIDRs: at Services \
-                               with externalTrafficPolicy Local, only processes of this node and Pods \
-                               behind devices with usual names (cali*, cni*, eni*, veth* ..) reach endpoints on \
-                               other nodes; set --cluster-cidr";
-                let field = "clusterCIDR";
-                problems.push(Problem::new("Configuration", field, name, message));
+                let instead = "at Services with externalTrafficPolicy Local, Pods may count as clients outside, \
+                               which reach only endpoints on this node";
+                let (field, message) = match self.config.local_mode {
+                    LocalMode::NodeCidr => (
+                        "detectLocalMode",
+                        "is NodeCIDR, and the Node has no podCIDRs",
+                    ),
+                    _ => ("clusterCIDR", "is not set, and the Node has no podCIDRs"),
+                };
+                let message = format!("{message} of {name}: {instead}");
+                problems.push(Problem::new("Configuration", field, "", message));
             }
         }
         problems

@@ -20,9 +20,9 @@ use crate::model::{Family, Protocol, ServicePortName};
 /// the second byte.
 const BITS_OF_A_BYTE: RangeInclusive<u32> = 3..=5;
 
-/// The number of candidates among which [`Marks::may_be_of`] looks. With two bits to avoid, a mark is among the
-/// first 128 candidates in all but one of 10^15 cases.
-const CANDIDATES: usize = 128;
+/// The number of candidates among which [`Marks::may_be_of`] looks. With four bits of one byte to avoid, a mark is
+/// among them in all but one of 10^12 cases.
+const CANDIDATES: usize = 1_024;
 
 /// The key of a node's marks: 16 random bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Marks {
         }
     }
 
-    /// Returns the mark of a Service port. Another one has the same mark in one of 1,000,000,000 cases.
+    /// Returns the mark of a Service port. Another one has the same mark in one of 30,000,000 cases.
     pub fn of(&self, owner: &ServicePortName, protocol: Protocol, family: Family) -> u32 {
         let mut candidates = self.candidates(owner, protocol, family);
         // The candidates never end.

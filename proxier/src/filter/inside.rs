@@ -24,12 +24,15 @@ use crate::nftables::{
 const BEFORE_IPVS_INPUT: Hook = Hook::Input(97);
 /// Before IPVS looks for a virtual server (-98), and after other programs' destination NAT (-100).
 const BEFORE_IPVS_OUTPUT: Hook = Hook::Output(-99);
+/// After IPVS (-98), for packets of processes of this node to an endpoint at an address of this node: they continue
+/// from IPVS in the hook in which they are.
+const DELIVERED_OUTPUT: Hook = Hook::Output(-97);
 /// Before connection tracking (-200) and other programs' usual chains, for packets that IPVS sends.
 const AFTER_IPVS_OUTPUT: Hook = Hook::Output(-300);
 
 /// How long a packet's earlier mark is kept. A packet passes from the hook that saves it to the hook that
 /// restores it within microseconds.
-const MARK_TIMEOUT: Duration = Duration::from_secs(60);
+const MARK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of connections whose earlier marks are kept.
 const MAX_MARKS: u32 = 65_536;
 
@@ -63,6 +66,11 @@ pub(super) fn add_to(table: &mut Table, config: &FilterConfig, node: &NodeFacts)
             AFTER_IPVS_OUTPUT,
             [with_inside_mark(goto(TO_ENDPOINT))],
         ),
+        Chain::at(
+            "restore-delivered",
+            DELIVERED_OUTPUT,
+            [with_inside_mark(Verdict::Jump(RESTORE.into()).into())],
+        ),
         Chain::new(LOCAL_ONLY, clients.local_only()),
         Chain::new(NOT_HERE, clients.not_here()),
         Chain::new(INSIDE_CHAIN, inside_marks()),
@@ -75,56 +83,89 @@ pub(super) fn add_to(table: &mut Table, config: &FilterConfig, node: &NodeFacts)
     }
 }
 
-/// The clients of frontends with policy Local.
+/// Devices that lead to other machines, by the beginning of their names: links, and the tunnels of network plugins.
+///
+/// A plugin may give Pods of other nodes addresses in our Node's podCIDRs: Calico, and Cilium with pools of its own,
+/// ignore these.
+const LINKS: [&str; 14] = [
+    "eth",
+    "en",
+    "bond",
+    "wl",
+    "ib",
+    "vlan",
+    "tunl",
+    "vxlan",
+    "wireguard",
+    "wg",
+    "flannel",
+    "cilium",
+    "geneve",
+    "gre",
+];
+
+/// Rules about the clients of frontends with policy Local.
 struct LocalClients {
-    /// Matches for Pods of this node: answers to them return through this node.
-    here: Vec<Match>,
-    /// Matches for clients that are inside the cluster, and perhaps on other nodes.
-    inside: Vec<Match>,
+    /// Return for clients inside the cluster, on whatever node.
+    inside: Vec<Rule>,
+    /// Return for those of them that are on this node: answers to them pass this node. Masquerade others.
+    here: Vec<Rule>,
 }
 
 impl LocalClients {
     fn on(config: &FilterConfig, node: &NodeFacts) -> Self {
         let of_device = |prefix: &str| Match::InputInterfacePrefix(Relation::Is, prefix.into());
-        let mut here = from_networks(&node.pod_cidrs);
-        let mut inside = Vec::new();
+        let masquerade = |from: Match| rule([from.into(), goto(MASQUERADE)]);
+        let of_pods = POD_DEVICES.map(of_device);
+        let pod_networks = from_networks(&node.pod_cidrs);
+        let mut inside = pod_networks.clone();
+        let mut here = Vec::new();
         match &config.local_mode {
-            LocalMode::ClusterCidr(networks) => {
-                here.extend(POD_DEVICES.map(of_device));
-                inside = from_networks(networks);
+            LocalMode::ClusterCidr(networks) if !networks.is_empty() => {
+                inside.extend(from_networks(networks));
+                here.extend(of_pods.map(return_for));
             }
-            LocalMode::NodeCidr => here.extend(POD_DEVICES.map(of_device)),
+            LocalMode::ClusterCidr(_) | LocalMode::NodeCidr => {
+                inside.extend(of_pods.clone());
+                here.extend(of_pods.map(return_for));
+            }
+            // The operator has named the devices of this node's Pods.
             LocalMode::BridgeInterface(name) => {
-                here.push(Match::InputInterface(Relation::Is, name.clone()));
+                inside.push(Match::InputInterface(Relation::Is, name.clone()));
             }
-            LocalMode::InterfaceNamePrefix(prefix) => here.push(of_device(prefix)),
+            LocalMode::InterfaceNamePrefix(prefix) => inside.push(of_device(prefix)),
         }
-        Self { here, inside }
-    }
-
-    /// Returns rules that return for clients inside the cluster. Processes of this node are inside in every mode.
-    fn return_inside(&self) -> Vec<Rule> {
-        let inside = self.inside.iter().chain(&self.here).cloned();
-        let inside = inside.chain([Match::SourceIsLocal]);
-        inside.map(return_for).collect()
+        match &config.local_mode {
+            LocalMode::ClusterCidr(_) | LocalMode::NodeCidr => {
+                here.extend(LINKS.map(of_device).map(masquerade));
+                here.extend(pod_networks.into_iter().map(return_for));
+                here.push(rule([goto(MASQUERADE)]));
+            }
+            LocalMode::BridgeInterface(_) | LocalMode::InterfaceNamePrefix(_) => {}
+        }
+        // Processes of this node are inside in every mode.
+        inside.push(Match::SourceIsLocal);
+        Self {
+            inside: inside.into_iter().map(return_for).collect(),
+            here,
+        }
     }
 
     /// Masquerades connections from clients inside the cluster on other nodes, because the answer of an
     /// endpoint on a third node would not return through this one. [`to_endpoint_here`] revokes it.
     fn local_only(&self) -> Vec<Rule> {
-        let mut rules: Vec<Rule> = FAMILIES.map(from_service_address).into();
-        // [`to_endpoint`] decides about processes of this node.
-        rules.push(return_for(Match::SourceIsLocal));
-        rules.extend(self.here.iter().cloned().map(return_for));
-        for inside in &self.inside {
-            rules.push(rule([inside.clone().into(), goto(MASQUERADE)]));
-        }
+        // Clients outside keep their address. [`to_endpoint`] decides about processes of this node.
+        let mut rules = vec![
+            rule([Verdict::Jump(INSIDE_CLIENTS.into()).into()]),
+            return_for(Match::SourceIsLocal),
+        ];
+        rules.extend(self.here.iter().cloned());
         rules
     }
 
     /// Returns for clients inside the cluster. Ends the hook's chain for others, so that their packets get no mark.
     fn pass(&self) -> Vec<Rule> {
-        let mut rules = self.return_inside();
+        let mut rules = self.inside.clone();
         rules.push(rule([Verdict::Accept.into()]));
         rules
     }
@@ -135,7 +176,7 @@ impl LocalClients {
     /// balancer that has just removed this node sends the SYN to another node.
     fn not_here(&self) -> Vec<Rule> {
         let mut rules = vec![return_for(Match::Established)];
-        rules.extend(self.return_inside());
+        rules.extend(self.inside.iter().cloned());
         rules.push(rule([Verdict::Drop.into()]));
         rules
     }
@@ -193,12 +234,13 @@ fn to_endpoint() -> Vec<Rule> {
 /// Restores the earlier mark of a packet from inside that IPVS sends to an endpoint on this node, and revokes the
 /// masquerading of a client on another node: the answers pass this node anyway.
 fn to_endpoint_here(config: &FilterConfig) -> Vec<Rule> {
-    vec![
+    let mut rules = vec![
         rule([Verdict::Jump(RESTORE.into()).into()]),
-        // Its source may be a service address, which other software does not know as this node's.
-        return_for(Match::SourceIsLocal),
         clear_bit(config.masquerade_bit),
-    ]
+    ];
+    // Other software does not know a service address as one of this node.
+    rules.extend(FAMILIES.map(from_service_address));
+    rules
 }
 
 /// Sets the saved mark of the packet's connection. If none was saved, the earlier mark was 0.

@@ -137,14 +137,13 @@ impl Ledger {
 
     /// Updates the retirement of a virtual server by its connections `found` at `now`.
     ///
-    /// `found` is `None` if the kernel no longer has it. `inside` is the virtual server of the Service
-    /// port's inside mark, if there is one. Its connections may use the frontend's address, and the kernel
-    /// does not count them by address.
+    /// `found` is `None` if the kernel no longer has it. `inside` has the virtual servers of the Service port's
+    /// inside marks. Their connections may use the frontend's address, and the kernel does not count them by address.
     pub fn count_retired(
         &mut self,
         key: &ipvs::ServiceKey,
         found: Option<&CountedServer>,
-        inside: Option<&CountedServer>,
+        inside: &[CountedServer],
         now: Duration,
     ) {
         if found.is_none() {

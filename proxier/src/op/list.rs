@@ -129,6 +129,29 @@ impl Ops {
         }
     }
 
+    /// Removes and returns the additions of virtual servers of firewall marks, with their destinations.
+    pub(crate) fn take_new_marks(&mut self) -> Self {
+        let is_of_mark = |group: &mut OpGroup| match group {
+            OpGroup::Service(key, _) | OpGroup::Destinations(key, _) => key.address().is_none(),
+            OpGroup::Address(..) | OpGroup::Other(_) => false,
+        };
+        let groups: Vec<OpGroup> = self.groups.extract_if(.., is_of_mark).collect();
+        let count = groups.iter().map(OpGroup::count).sum();
+        self.count -= count;
+        Self { groups, count }
+    }
+
+    /// Appends all Ops of `other`.
+    pub(crate) fn append(&mut self, mut other: Self) {
+        // Nearly always the only ones.
+        if self.groups.is_empty() {
+            *self = other;
+            return;
+        }
+        self.groups.append(&mut other.groups);
+        self.count += other.count;
+    }
+
     /// Passes the Ops to `take` in parts of at most `most`, which use the same memory one after another.
     pub(crate) fn for_each_part(&self, most: usize, mut take: impl FnMut(&[Op])) {
         let mut part = Vec::with_capacity(self.count.min(most));

@@ -7,7 +7,7 @@ use ipvs_netlink as ipvs;
 use super::context::Context;
 use super::{PlanConfig, RelayOptions};
 use crate::definition::ServerDefinition;
-use crate::model::{Annotations, SchedulerFlags, Service, Weights};
+use crate::model::{Annotations, SchedulerFlags, Service, TrafficPolicy, Weights};
 use crate::problem::Problem;
 
 const SCHEDULER: &str = "metadata.annotations[ipvs-proxier.io/scheduler]";
@@ -86,7 +86,10 @@ impl ServerOptions {
         // Maglev first: a change of one endpoint moves few other clients.
         let mut hashing = ["mh", "sh"].into_iter();
         let hashing = hashing.find_map(|name| context.usable_scheduler(name));
-        if hashing.is_none() && service.affinity_secs.is_some() && !context.machine.is_relayed {
+        let needs_hashing = service.affinity_secs.is_some()
+            && service.external_policy == TrafficPolicy::Local
+            && !context.machine.is_relayed;
+        if hashing.is_none() && needs_hashing {
             let message = "needs the scheduler mh or sh for clients inside the cluster at frontends with \
                            externalTrafficPolicy Local, and this kernel lacks both; these clients have no \
                            affinity there";

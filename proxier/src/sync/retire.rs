@@ -18,6 +18,9 @@ use crate::observed::CountedServer;
 use crate::plan::{self, Changed};
 use crate::store::Touched;
 
+/// Marks with fewer bits may be those of other programs.
+const FEW_BITS: u32 = 9;
+
 impl<D: Dataplane> Proxier<D> {
     /// Retires the virtual servers among `stale` whose Service exists, and guards their frontends.
     ///
@@ -67,6 +70,13 @@ impl<D: Dataplane> Proxier<D> {
         {
             return Duration::ZERO;
         }
+        // Versions in which marks had no key may have given a Service the mark of another program. Until it is deleted,
+        // its virtual server takes all packets with this mark.
+        if let ipvs::ServiceKey::Mark { mark, .. } = *key
+            && mark.count_ones() < FEW_BITS
+        {
+            return Duration::ZERO;
+        }
         let Some(owner) = self.ledger.owned().owner(key) else {
             return match *key {
                 ipvs::ServiceKey::Address {
@@ -80,7 +90,7 @@ impl<D: Dataplane> Proxier<D> {
         let has_servers = || {
             let found = self.kernel.observed.virtual_servers.get(key);
             let is_used = found.is_some_and(|found| !found.destinations.is_empty());
-            is_used || self.inside(key).is_some()
+            is_used || !self.inside(key).is_empty()
         };
         if !snapshot.has_service(&owner.service) || !self.is_tcp(key, owner) || !has_servers() {
             return Duration::ZERO;
@@ -90,17 +100,19 @@ impl<D: Dataplane> Proxier<D> {
         service.map_or(config.drain, |service| plan::drain(&service, config))
     }
 
-    /// Returns the observed virtual server of this frontend's inside mark; `None` if there is none.
-    fn inside(&self, key: &ipvs::ServiceKey) -> Option<ipvs::ServiceKey> {
-        key.address()?;
+    /// Returns the observed virtual servers of this frontend's inside marks. While an earlier mark drains, there are
+    /// two.
+    fn inside(&self, key: &ipvs::ServiceKey) -> Vec<ipvs::ServiceKey> {
         let owned = self.ledger.owned();
-        let owner = owned.owner(key)?;
-        let mut marks = self.kernel.marks();
-        marks.find(|mark| {
+        let (Some(_), Some(owner)) = (key.address(), owned.owner(key)) else {
+            return Vec::new();
+        };
+        let marks = self.kernel.marks().filter(|mark| {
             mark.family() == key.family()
                 && owned.owner(mark) == Some(owner)
                 && self.is_tcp(mark, owner)
-        })
+        });
+        marks.collect()
     }
 
     /// Returns whether the virtual server `key` of `owner` serves TCP.
@@ -133,11 +145,11 @@ impl<D: Dataplane> Proxier<D> {
         if !self.ledger.retired().contains(key) {
             return Ok(());
         }
-        let inside = match self.inside(key) {
-            Some(inside) => self.dataplane.virtual_server(&inside)?,
-            None => None,
-        };
-        self.ledger.count_retired(key, found, inside.as_ref(), now);
+        let mut inside = Vec::new();
+        for mark in self.inside(key) {
+            inside.extend(self.dataplane.virtual_server(&mark)?);
+        }
+        self.ledger.count_retired(key, found, &inside, now);
         Ok(())
     }
 

@@ -49,9 +49,20 @@ impl<D: Dataplane> Proxier<D> {
         tracing::trace!(ops = ops.len(), "round: compared");
         self.own(&ops, now);
         tracing::trace!("round: owned");
+        // Before the rules that set their marks, if the frontends serve already: no packet has the marks yet, and a
+        // packet with a mark that has no virtual server would reach the endpoints for clients outside.
+        let mut all = match self.kernel.observed.virtual_servers.is_empty() {
+            true => Ops::default(),
+            false => ops.take_new_marks(),
+        };
+        let mut outcomes = Outcomes::default();
+        self.apply(&all, &mut outcomes, now);
         let tightened = self.tighten_rules(&mut ops, now);
         tracing::trace!("round: tightened");
-        let outcomes = self.apply(&ops, now);
+        self.apply(&ops, &mut outcomes, now);
+        all.append(ops);
+        let ops = all;
+        self.settle(&ops);
         tracing::trace!("round: applied");
         let loosened = self.loosen_rules(now);
         // After the Ops: before them, the next packet would create a deleted flow again.
@@ -315,20 +326,22 @@ impl<D: Dataplane> Proxier<D> {
         rules.write(&mut self.dataplane, &mut self.ledger, now)
     }
 
-    /// Applies the Ops part by part, and learns from each. Returns the outcome of each Op.
-    fn apply(&mut self, ops: &Ops, now: Duration) -> Outcomes {
-        let mut outcomes = Outcomes::default();
+    /// Applies the Ops part by part, and learns from each. Adds the outcome of each Op.
+    fn apply(&mut self, ops: &Ops, outcomes: &mut Outcomes, now: Duration) {
         ops.for_each_part(self.dataplane.most_ops(), |part| {
             let results = self.dataplane.apply(part);
             self.learn(part, &results, now);
             outcomes.extend(results);
         });
+    }
+
+    /// Ends the retries of what `ops`, all of this round, have achieved.
+    fn settle(&mut self, ops: &Ops) {
         self.retries.settle();
         // After a start: insertions in order of the keys leave the nodes of the map half empty.
         if ops.len() > self.kernel.observed.virtual_servers.len() {
             self.kernel.observed.pack();
         }
-        outcomes
     }
 
     /// Records the outcome of each Op in the ledger, the observed state and the retries.
