@@ -38,6 +38,7 @@ mod run_command;
 mod serve_flags;
 mod source;
 mod status_command;
+mod stop_requests;
 mod takeover_flag;
 
 /// A service proxy for Kubernetes nodes that programs the kernel's IPVS.

@@ -15,6 +15,7 @@ use signal_hook::iterator::Signals;
 use super::dataplane_flags::{Chosen, DataplaneFlags, DataplaneKind};
 use super::foreign_chain_flags::ForwardDropFlag;
 use super::serve_flags::ServeFlags;
+use super::stop_requests::StopRequests;
 use super::takeover_flag::TakeoverFlag;
 use super::{
     ExcludeFlags, NodeFlags, Setup, StateFlags, cleanup_command, config_file, print, process,
@@ -461,11 +462,11 @@ fn stop_on_signals(
 ) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("installing signal handlers")?;
     std::thread::spawn(move || {
+        let mut requests = StopRequests::new(listener);
         for _ in signals.forever() {
-            // If the queue is not read, full or closed, exit at once. Waiting here could delay the stop until the
-            // kubelet sends SIGKILL, and the kernel continues to serve in either case.
+            // If nobody reads the queue yet, exit at once: the kernel continues to serve.
             let is_read = has_source.load(Ordering::Relaxed);
-            if !is_read || listener.try_send(Message::Stop).is_err() {
+            if !is_read || !requests.send() {
                 std::process::exit(0);
             }
         }
