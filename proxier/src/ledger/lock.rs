@@ -6,6 +6,7 @@
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::file::{create_directory, open_itself};
@@ -71,8 +72,14 @@ fn open(path: &Path) -> io::Result<Result<File, String>> {
     let mut options = File::options();
     // Not truncated, because it may have the number of the process that holds the lock.
     let options = options.create(true).truncate(false).read(true).write(true);
-    let mut file = open_itself(options, path)?;
+    lock(open_itself(options, path)?, path)
+}
+
+/// Locks the file that was opened at `path`.
+fn lock(mut file: File, path: &Path) -> io::Result<Result<File, String>> {
     match file.try_lock() {
+        // Its last holder removed it meanwhile. Another process may hold the lock of a new one.
+        Ok(()) if !is_at(&file, path)? => open(path),
         Ok(()) => {
             // Only the message of a second process needs the number, so a failure does no harm.
             let _ = write_pid(&mut file);
@@ -91,6 +98,15 @@ fn open(path: &Path) -> io::Result<Result<File, String>> {
             Ok(Err(known.to_owned()))
         }
         Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Returns whether `path` still leads to the file.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let place = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        found => Ok(place(found?) == place(file.metadata()?)),
     }
 }
 
@@ -121,6 +137,25 @@ mod tests {
         drop(lock);
         LedgerLock::acquire(&ledger).unwrap().remove().unwrap();
         LedgerLock::acquire(&ledger).unwrap();
+    }
+
+    /// A process opens the file, and its holder removes it before the process locks it.
+    #[test]
+    fn a_file_that_its_holder_removes_is_no_lock() {
+        let directory = tempfile::tempdir().unwrap();
+        let ledger = directory.path().join("state");
+        for has_next in [false, true] {
+            let first = LedgerLock::acquire(&ledger).unwrap();
+            let path = first.path.clone();
+            let opened = File::options().read(true).write(true).open(&path).unwrap();
+            first.remove().unwrap();
+            let next = has_next.then(|| LedgerLock::acquire(&ledger).unwrap());
+            let locked = lock(opened, &path).unwrap();
+            // Whoever has the lock keeps all others out.
+            assert_eq!(locked.is_err(), has_next);
+            assert!(LedgerLock::acquire(&ledger).is_err());
+            drop((locked, next));
+        }
     }
 
     #[test]
