@@ -57,16 +57,24 @@ fn postrouting(config: &FilterConfig) -> Vec<Rule> {
     rules
 }
 
-/// Returns the larger of the two ranges of unprivileged ports that node ports leave free.
+/// The free ports that masquerading needs: about as many as the kernel gives to the connections of processes
+/// (32,768 to 60,999). They limit the connections to one endpoint, those in TIME_WAIT included.
+const ENOUGH_PORTS: usize = 28_000;
+
+/// Returns the larger of the two ranges of unprivileged ports that node ports leave free, or all
+/// unprivileged ports if it is too small.
 fn masquerade_ports(node_ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
     let below = 1024..=node_ports.start().saturating_sub(1);
     let above = node_ports.end().saturating_add(1).max(1024)..=u16::MAX;
-    match (below.len(), above.len()) {
-        // Node ports cover all unprivileged ports, so masquerading must use some of them.
-        (0, 0..=1) => 1024..=u16::MAX,
-        (low, high) if low > high => below,
-        _ => above,
+    let larger = if below.len() > above.len() {
+        below
+    } else {
+        above
+    };
+    if larger.len() < ENOUGH_PORTS {
+        return 1024..=u16::MAX;
     }
+    larger
 }
 
 #[cfg(test)]
@@ -74,12 +82,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masquerading_uses_the_larger_range_that_node_ports_leave_free() {
+    fn masquerading_uses_the_larger_free_range_if_it_has_enough_ports() {
         for (scenario, node_ports, expected) in [
             ("more ports above", 30_000..=32_767, 32_768..=65_535),
             ("no port above", 40_000..=65_535, 1024..=39_999),
             ("more ports below", 60_000..=61_000, 1024..=59_999),
             ("only privileged ports", 1..=500, 1024..=65_535),
+            ("just enough ports", 1..=37_535, 37_536..=65_535),
+            ("too few ports above", 1..=37_536, 1024..=65_535),
+            ("too few ports below", 29_023..=65_535, 1024..=65_535),
+            ("few ports on both sides", 20_000..=50_000, 1024..=65_535),
+            ("a few ports", 1..=65_400, 1024..=65_535),
             ("all ports", 1..=65_535, 1024..=65_535),
         ] {
             assert_eq!(masquerade_ports(&node_ports), expected, "{scenario}");
