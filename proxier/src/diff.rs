@@ -46,8 +46,9 @@ pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -
         }
     }
     for (address, wanted, found) in joined(desired.addresses.iter(), observed.addresses.iter()) {
-        // Nearly all addresses are equal and without leftovers, so this saves their lookups.
-        if wanted != found || !observed.leftovers.is_empty() {
+        // Nearly all addresses are equal, so this saves their lookups.
+        let has_others = !observed.leftovers.is_empty() || !observed.outdated.is_empty();
+        if wanted != found || has_others {
             diff_address(address, desired, observed, &mut ops);
         }
     }
@@ -108,7 +109,9 @@ pub(crate) fn diff_address(address: IpAddr, desired: &Desired, observed: &Observ
     let found = observed.addresses.get(&address);
     match (wanted, found) {
         (Some(&source), None) => ops.push(Op::AddAddress(address, source)),
-        (Some(&source), Some(&found)) if found != source => {
+        (Some(&source), Some(&found))
+            if found != source || observed.outdated.contains(&address) =>
+        {
             ops.push(Op::SetAddress(address, source));
         }
         (None, Some(_)) => ops.push(Op::DeleteAddress(address)),

@@ -20,6 +20,9 @@ pub struct Observed {
     pub addresses: SplitMap<IpAddr, Option<IpAddr>>,
     /// Our service addresses in other forms. A service address may have several forms.
     pub leftovers: BTreeSet<(IpAddr, AddressForm)>,
+    /// Those of [`addresses`](Self::addresses) whose route must be written again, with the same source: its MTU
+    /// differs from the present one.
+    pub outdated: BTreeSet<IpAddr>,
     /// The device `kube-ipvs0`; `None` if it does not exist.
     pub carrier: Option<Carrier>,
     /// Local routes of other programs to single addresses, each with a description. Addresses on
@@ -34,6 +37,8 @@ pub struct LocalAddresses {
     pub addresses: SplitMap<IpAddr, Option<IpAddr>>,
     /// As [`Observed::leftovers`].
     pub leftovers: BTreeSet<(IpAddr, AddressForm)>,
+    /// As [`Observed::outdated`].
+    pub outdated: BTreeSet<IpAddr>,
     /// As [`Observed::carrier`].
     pub carrier: Option<Carrier>,
     /// As [`Observed::foreign`].
@@ -193,6 +198,7 @@ impl Observed {
         LocalAddresses {
             addresses: std::mem::replace(&mut self.addresses, found.addresses),
             leftovers: std::mem::replace(&mut self.leftovers, found.leftovers),
+            outdated: std::mem::replace(&mut self.outdated, found.outdated),
             carrier: std::mem::replace(&mut self.carrier, found.carrier),
             foreign: std::mem::replace(&mut self.foreign, found.foreign),
         }
@@ -237,9 +243,11 @@ impl Observed {
             }
             Op::AddAddress(address, source) | Op::SetAddress(address, source) => {
                 self.addresses.insert(address, source);
+                self.outdated.remove(&address);
             }
             Op::DeleteAddress(address) => {
                 self.addresses.remove(&address);
+                self.outdated.remove(&address);
             }
             Op::DeleteLeftover(address, form) => {
                 self.leftovers.remove(&(address, form));

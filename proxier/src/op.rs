@@ -37,7 +37,7 @@ pub enum Op {
     SetDestination(ipvs::ServiceKey, ipvs::Destination),
     /// Makes an address local, with a preferred source of connections to it.
     AddAddress(IpAddr, Option<IpAddr>),
-    /// Changes the preferred source of a local address.
+    /// Writes the route of a local address again, with a preferred source.
     SetAddress(IpAddr, Option<IpAddr>),
     /// Removes a local address.
     DeleteAddress(IpAddr),

@@ -218,7 +218,13 @@ fn address_change(op: &Op, view: &Compared<'_>) -> (ChangeCause, Change) {
             };
             (cause, Change::AddAddresses(vec![address]))
         }
-        Op::SetAddress(address, _) => (ChangeCause::Source, Change::SetAddresses(vec![address])),
+        Op::SetAddress(address, _) => {
+            let cause = match view.observed.outdated.contains(&address) {
+                true => ChangeCause::Mtu,
+                false => ChangeCause::Source,
+            };
+            (cause, Change::SetAddresses(vec![address]))
+        }
         Op::DeleteAddress(address) => (
             ChangeCause::AddressUnused,
             Change::DeleteAddresses(vec![address]),

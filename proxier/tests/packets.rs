@@ -19,6 +19,7 @@ mod packets {
     mod local;
     mod mark_chains;
     mod marks;
+    mod mtu;
     mod node;
     pub(super) mod observed;
     mod order;

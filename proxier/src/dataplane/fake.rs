@@ -136,6 +136,7 @@ impl Dataplane for FakeKernel {
         Ok(LocalAddresses {
             addresses: state.addresses.clone(),
             leftovers: state.leftovers.clone(),
+            outdated: state.outdated.clone(),
             carrier: state.carrier,
             foreign: state.foreign.clone(),
         })

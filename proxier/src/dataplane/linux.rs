@@ -23,6 +23,7 @@ mod link;
 mod link_addresses;
 mod listing;
 pub(crate) mod monitor;
+mod mtu;
 mod notice_filter;
 mod revival;
 mod rtnetlink;
@@ -216,6 +217,7 @@ impl Dataplane for Linux {
     }
 
     fn addresses(&mut self) -> Result<LocalAddresses, Failure> {
+        self.addresses.read_mtu()?;
         self.addresses.read()
     }
 

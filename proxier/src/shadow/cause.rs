@@ -52,6 +52,8 @@ pub(crate) enum ChangeCause {
     AddressForm,
     /// The route has another preferred source than the node's address.
     Source,
+    /// The route has another MTU than the smallest of the node's links.
+    Mtu,
     /// No Service has the address.
     AddressUnused,
     /// The device does not exist.
@@ -133,6 +135,7 @@ impl fmt::Display for ChangeCause {
             Self::Source => f.write_str(
                 "connections of this node come from the address of its Node object",
             ),
+            Self::Mtu => f.write_str("routes have the smallest MTU of the node's links, locked"),
             Self::AddressUnused => f.write_str("no Service has it"),
             Self::CarrierMissing => f.write_str("service addresses need it"),
             Self::CarrierDown => f.write_str(

@@ -38,7 +38,7 @@ pub(crate) enum Change {
     SetForwarding(Vec<ipvs::DestinationKey>),
     /// Makes addresses local in the configured form.
     AddAddresses(Vec<IpAddr>),
-    /// Changes the preferred source of addresses.
+    /// Changes the preferred source or the MTU of the routes of addresses.
     SetAddresses(Vec<IpAddr>),
     /// Makes addresses no longer local.
     DeleteAddresses(Vec<IpAddr>),
@@ -69,7 +69,7 @@ impl Change {
             Self::SetWeight { .. } => "weight",
             Self::SetForwarding(_) => "forward by masquerading to",
             Self::AddAddresses(_) => "make local",
-            Self::SetAddresses(_) => "change the preferred source of",
+            Self::SetAddresses(_) => "rewrite the route of",
             Self::DeleteAddresses(_) => "stop serving",
             Self::AddDevice => "add the device",
             Self::SetDevice => "set up the device",

@@ -215,7 +215,8 @@ impl<D: Dataplane> Proxier<D> {
             return Ok(Changed::default());
         }
         let found = self.dataplane.addresses()?;
-        let leftovers: Vec<IpAddr> = found.leftovers.iter().map(|&(ip, _)| ip).collect();
+        let leftovers = found.leftovers.iter().map(|&(address, _)| address);
+        let others: Vec<IpAddr> = leftovers.chain(found.outdated.iter().copied()).collect();
         let before = self.kernel.observed.replace_addresses(found);
         let observed = &self.kernel.observed;
         let found = (&observed.addresses, observed.carrier);
@@ -223,7 +224,7 @@ impl<D: Dataplane> Proxier<D> {
         let pending = &mut self.kernel.pending;
         let ours = std::mem::take(&mut pending.addresses);
         let addresses = drifted.addresses.iter().copied();
-        pending.addresses.extend(addresses.chain(leftovers));
+        pending.addresses.extend(addresses.chain(others));
         pending.addresses.extend(&ours);
         drifted.addresses.retain(|address| !ours.contains(address));
         self.kernel.knows_addresses = true;

@@ -65,12 +65,9 @@ fn upload(scene: &Scene, client: &str, to: &str) -> Result<String, String> {
 /// node, where IPVS itself sends the ICMP error, and `veth-podB1` of the other node.
 #[test]
 fn packet_too_big_of_a_router_reaches_the_client() {
-    packet_too_big_reaches_clients(ServiceAddresses::Routes, &["pod3", "ext"]);
+    packet_too_big_reaches_clients(ServiceAddresses::Routes, &["pod3", "ext", "node"]);
 }
 
-/// Linux remembers no IPv4 path MTU for a local address of a device other than `lo` (`__mkroute_output` of
-/// 7.2 does not cache the route). So with addresses on `kube-ipvs0`, connections of the node's own processes
-/// stall behind a narrower link, as with kube-proxy.
 #[test]
 fn packet_too_big_reaches_the_node_if_addresses_are_on_the_loopback_device() {
     packet_too_big_reaches_clients(ServiceAddresses::Loopback, &["pod3", "ext", "node"]);

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use super::link::{
     Device, create_carrier, delete_carrier, find_link, prepare_carrier, release_carrier,
 };
+use super::mtu;
 use super::rtnetlink::{
     AF_INET, AF_INET6, CARRIER_METRIC, InterfaceAddress, LOOPBACK_INDEX, LOOPBACK_METRIC,
     LocalRoute, OUR_PROTOCOL, RTM_DELADDR, RTM_DELROUTE, RTM_GETADDR, RTM_GETROUTE, RTM_NEWADDR,
@@ -41,6 +42,8 @@ pub(super) struct Addresses {
     /// routes on it would be lost with them. So the routes on `lo` replace these addresses first, and
     /// the routes on the carrier replace those on `lo` when the carrier is free of addresses.
     is_bridging: bool,
+    /// The locked MTU of our IPv4 routes ([`mtu`]), as read last; `None` if they have none.
+    mtu: Option<u32>,
 }
 
 impl Addresses {
@@ -54,6 +57,7 @@ impl Addresses {
             form,
             yield_devices: yield_devices.iter().map(|name| (&**name).into()).collect(),
             is_bridging: false,
+            mtu: None,
         })
     }
 
@@ -89,6 +93,14 @@ impl Addresses {
         Ok(machine)
     }
 
+    /// Reads the MTU that our IPv4 routes should have.
+    ///
+    /// Without this call they have that of `lo`, which suits connections that end at this node.
+    pub(super) fn read_mtu(&mut self) -> Result<(), Failure> {
+        self.mtu = mtu::smallest(&mut self.transport)?;
+        Ok(())
+    }
+
     /// Reads the service addresses in all forms, the carrier, and foreign local routes.
     pub(super) fn read(&mut self) -> Result<LocalAddresses, Failure> {
         let carrier = self.carrier()?;
@@ -113,6 +125,7 @@ impl Addresses {
         Ok(LocalAddresses {
             addresses: found.addresses.into_iter().collect(),
             leftovers: found.leftovers,
+            outdated: found.outdated,
             carrier: carrier.map(|link| Carrier {
                 is_ours: link.is_ours,
                 is_ready: link.is_ready,
@@ -136,6 +149,9 @@ impl Addresses {
                 found.leftovers.insert((address, form));
             }
             Some((Some(device), _)) if device == route.device => {
+                if route.mtu != self.mtu_to(address) {
+                    found.outdated.insert(address);
+                }
                 found.addresses.push((address, source));
             }
             // Our metric, but another device: no route can be added beside it. A source that no
@@ -158,6 +174,13 @@ impl Addresses {
                 }
             }
         }
+    }
+
+    /// Returns the locked MTU of our route to `address`.
+    ///
+    /// Not for IPv6, whose packets only their sender fragments.
+    fn mtu_to(&self, address: IpAddr) -> Option<u32> {
+        self.mtu.filter(|_| address.is_ipv4())
     }
 
     /// Returns device and metric of our route to `address`; `None` if service addresses are no routes.
@@ -244,7 +267,10 @@ impl Addresses {
             };
             match (*op, self.place(address, carrier)) {
                 (Op::AddAddress(_, source) | Op::SetAddress(_, source), Some(place)) => {
-                    let route = our_route(address, source, place);
+                    let route = LocalRoute {
+                        mtu: self.mtu_to(address),
+                        ..our_route(address, source, place)
+                    };
                     push_route(&mut batch, RTM_NEWROUTE, create, &route)?;
                 }
                 (Op::AddAddress(..) | Op::SetAddress(..), None) => {
@@ -300,6 +326,7 @@ impl Addresses {
 struct Found {
     addresses: Vec<(IpAddr, Option<IpAddr>)>,
     leftovers: BTreeSet<(IpAddr, AddressForm)>,
+    outdated: BTreeSet<IpAddr>,
     foreign: BTreeMap<IpAddr, String>,
 }
 
@@ -314,6 +341,7 @@ fn our_route(
         source,
         device: device.unwrap_or_default(),
         metric,
+        mtu: None,
         // The kernel deletes only a route with the same protocol and metric (`fib_table_delete`,
         // `ip6_route_del`): a foreign route to the address stays.
         protocol: OUR_PROTOCOL,

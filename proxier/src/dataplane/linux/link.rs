@@ -14,7 +14,7 @@ use crate::op::CARRIER;
 
 pub(super) const RTM_NEWLINK: u16 = 16;
 pub(super) const RTM_DELLINK: u16 = 17;
-const RTM_GETLINK: u16 = 18;
+pub(super) const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
 
 pub(super) const IFLA_IFNAME: u16 = 3;
@@ -22,14 +22,14 @@ const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_IFALIAS: u16 = 20;
 const IFLA_AF_SPEC: u16 = 26;
-const IFLA_EXT_MASK: u16 = 29;
-const RTEXT_FILTER_SKIP_STATS: u32 = 8;
+pub(super) const IFLA_EXT_MASK: u16 = 29;
+pub(super) const RTEXT_FILTER_SKIP_STATS: u32 = 8;
 
 /// In `IFLA_AF_SPEC`, nested under the number of the family.
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
 
-const IFF_UP: u32 = 1;
+pub(super) const IFF_UP: u32 = 1;
 const IFF_NOARP: u32 = 0x80;
 
 /// The alias of a carrier that ipvs-proxier created (`ip link` prints it).

@@ -31,6 +31,13 @@ const RTA_DST: u16 = 1;
 pub(super) const RTA_OIF: u16 = 4;
 const RTA_PRIORITY: u16 = 6;
 const RTA_PREFSRC: u16 = 7;
+const RTA_METRICS: u16 = 8;
+
+// Nested in RTA_METRICS.
+const RTAX_LOCK: u16 = 1;
+const RTAX_MTU: u16 = 2;
+/// In `RTAX_LOCK`: the MTU is locked.
+const LOCKED_MTU: u32 = 1 << RTAX_MTU;
 
 const IFA_ADDRESS: u16 = 1;
 pub(super) const IFA_LOCAL: u16 = 2;
@@ -62,6 +69,8 @@ pub(super) struct LocalRoute {
     /// The index of its device; 0 in a request means any.
     pub(super) device: u32,
     pub(super) metric: u32,
+    /// Its locked MTU; `None` if its MTU is not locked.
+    pub(super) mtu: Option<u32>,
     pub(super) protocol: u8,
 }
 
@@ -114,6 +123,12 @@ pub(super) fn write_route(writer: &mut Writer<'_>, route: &LocalRoute) {
     if let Some(source) = route.source {
         write_address(writer, RTA_PREFSRC, source);
     }
+    if let Some(mtu) = route.mtu {
+        writer.nested(RTA_METRICS, |metrics| {
+            metrics.u32(RTAX_LOCK, LOCKED_MTU);
+            metrics.u32(RTAX_MTU, mtu);
+        });
+    }
 }
 
 /// Writes the body of a dump request for the local routes of a family.
@@ -143,7 +158,7 @@ pub(super) fn read_local_route(payload: &[u8]) -> Result<Option<LocalRoute>> {
         return Ok(None);
     }
     let (mut address, mut source) = (None, None);
-    let (mut device, mut metric) = (0, 0);
+    let (mut device, mut metric, mut mtu) = (0, 0, None);
     for attribute in attributes(rest) {
         let attribute = attribute?;
         match attribute.kind {
@@ -151,6 +166,7 @@ pub(super) fn read_local_route(payload: &[u8]) -> Result<Option<LocalRoute>> {
             RTA_PREFSRC => source = read_address(&attribute, family)?,
             RTA_OIF => device = attribute.u32()?,
             RTA_PRIORITY => metric = attribute.u32()?,
+            RTA_METRICS => mtu = read_locked_mtu(&attribute)?,
             _ => {}
         }
     }
@@ -160,8 +176,22 @@ pub(super) fn read_local_route(payload: &[u8]) -> Result<Option<LocalRoute>> {
         source,
         device,
         metric,
+        mtu,
         protocol,
     }))
+}
+
+fn read_locked_mtu(metrics: &Attribute<'_>) -> Result<Option<u32>> {
+    let (mut locks, mut mtu) = (0, None);
+    for attribute in metrics.nested() {
+        let attribute = attribute?;
+        match attribute.kind {
+            RTAX_LOCK => locks = attribute.u32()?,
+            RTAX_MTU => mtu = Some(attribute.u32()?),
+            _ => {}
+        }
+    }
+    Ok(mtu.filter(|_| locks & LOCKED_MTU != 0))
 }
 
 /// Writes the body of a request for an address on an interface (`struct ifaddrmsg`, then attributes).
