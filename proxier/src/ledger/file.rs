@@ -31,6 +31,9 @@ pub(super) const RECORDS_AT_A_TIME: usize = 400;
 /// The length of a typical record. Only the first size of the buffer depends on it.
 const RECORD_LENGTH: usize = 160;
 
+/// The permissions of new files: the key of the firewall marks must stay unknown to others.
+const OWNER_ONLY: u32 = 0o600;
+
 /// The file that stores a [`super::Ledger`].
 #[derive(Debug)]
 pub struct LedgerFile {
@@ -267,6 +270,7 @@ pub(super) fn create_directory(path: &Path) -> io::Result<()> {
 /// In a directory that other users may write, a link could lead root to any file.
 pub(super) fn open_itself(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let options = options.mode(OWNER_ONLY);
     let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
     opened.map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::LOOP) => io::Error::other("it is a symbolic link, which is not followed"),
@@ -283,7 +287,11 @@ fn replace(path: &Path, text: &[u8]) -> io::Result<Identity> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = File::create_new(&new)?;
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(OWNER_ONLY)
+        .open(&new)?;
     file.write_all(text)?;
     // An error of a delayed write must appear before the rename replaces the complete old file.
     file.sync_all()?;

@@ -1,5 +1,7 @@
 //! Firewall marks: other programs' virtual servers of marks, restarts, lost ledgers, and earlier versions.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use super::*;
 use crate::marks::{MarkKey, Marks};
 use crate::model::{Family, Protocol, ServicePortName};
@@ -111,6 +113,8 @@ fn marks_stay_over_restarts_and_are_new_without_the_ledger() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = directory.path().join("ledger");
     let first = started(FakeKernel::default(), &ledger);
+    let mode = std::fs::metadata(&ledger).unwrap().permissions().mode();
+    assert_eq!(mode & 0o077, 0, "others read the key");
     let before = marks(&first);
     let mut kernel = first.dataplane;
     kernel.mark_key = MarkKey::new([1; 16]);
@@ -129,6 +133,99 @@ fn marks_stay_over_restarts_and_are_new_without_the_ledger() {
     let rules = rules(&last);
     assert!(rules.contains(&format!("inside-{new:08x}")));
     assert!(!rules.contains(&format!("inside-{:08x}", before[0])));
+}
+
+/// Removes the key from the ledger, as if its line were damaged.
+fn lose_key(ledger: &Path) {
+    let lines = std::fs::read_to_string(ledger).unwrap();
+    let kept: String = lines
+        .split_inclusive('\n')
+        .filter(|line| !line.contains("markKey"))
+        .collect();
+    assert_ne!(kept, lines);
+    std::fs::write(ledger, kept).unwrap();
+}
+
+/// Otherwise clients inside would meet rules that set a mark without a virtual server.
+#[test]
+fn the_virtual_server_of_a_new_mark_exists_before_the_rules_that_set_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = directory.path().join("ledger");
+    let mut kernel = started(FakeKernel::default(), &ledger).dataplane;
+    lose_key(&ledger);
+    kernel.mark_key = MarkKey::new([1; 16]);
+    // After a virtual server with two destinations.
+    kernel.faults.insert(kernel.writes + 3, Fault::Refused);
+    let mut next = draining_proxier(kernel, &ledger, DRAIN);
+    receive(&mut next, &cluster());
+    let applied = next.sync(START).unwrap();
+    assert!(matches!(applied.rules, Some(Err(_))));
+    let new = key_of(first_mark(MarkKey::new([1; 16])));
+    let found = &next.dataplane.state.virtual_servers[&new];
+    assert_eq!(found.destinations.len(), 2);
+}
+
+#[test]
+fn a_retired_frontend_waits_for_the_connections_of_each_mark() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = directory.path().join("ledger");
+    let with = |ingress: &[&str]| {
+        let service = Manifest::service("web")
+            .of_type("LoadBalancer")
+            .cluster_ip("10.96.3.1")
+            .spec("externalTrafficPolicy", "Local")
+            .port("http", "TCP", 80);
+        let service = ingress
+            .iter()
+            .fold(service, |service, address| service.ingress(address));
+        let [node, _, slice] = cluster();
+        [node, service, slice]
+    };
+    let addresses = ["198.51.100.5", "198.51.100.6"];
+    let mut first = draining_proxier(FakeKernel::default(), &ledger, DRAIN);
+    receive(&mut first, &with(&addresses));
+    first.sync(START).unwrap();
+    let old = key_of(marks(&first)[0]);
+    let mut kernel = first.dataplane;
+    let destination = kernel.state.virtual_servers[&old]
+        .destinations
+        .iter()
+        .next()
+        .unwrap()
+        .key;
+    let active = Connections {
+        active: 1,
+        inactive: 0,
+    };
+    kernel.connections.insert((old, destination), active);
+    lose_key(&ledger);
+    // A key whose mark is the first in order, so that the old one is not the first that is found.
+    let keys = (1..=u8::MAX).map(|byte| MarkKey::new([byte; 16]));
+    let mut lower = keys.filter(|key| key_of(first_mark(*key)) < old);
+    kernel.mark_key = lower.next().unwrap();
+    let mut next = draining_proxier(kernel, &ledger, DRAIN);
+    receive(&mut next, &with(&addresses));
+    next.sync(START).unwrap();
+    receive(&mut next, &with(&addresses[1..]));
+    next.sync(START).unwrap();
+    let removed = ipvs::ServiceKey::Address {
+        protocol: ipvs::Protocol::Tcp,
+        address: [198, 51, 100, 5].into(),
+        port: 80,
+    };
+    let has = |proxier: &Fake| {
+        proxier
+            .dataplane
+            .state
+            .virtual_servers
+            .contains_key(&removed)
+    };
+    next.sync(START + Duration::from_secs(3)).unwrap();
+    assert!(has(&next));
+    next.dataplane.connections.clear();
+    next.sync(START + Duration::from_secs(40)).unwrap();
+    next.sync(START + Duration::from_secs(80)).unwrap();
+    assert!(!has(&next));
 }
 
 /// Connections through the virtual server of a mark without a key, or of a key that was lost, end in their time.
