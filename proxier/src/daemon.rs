@@ -30,6 +30,7 @@ use crate::watch::{self, NodeScope, Watch};
 
 mod address_repairs;
 mod chain_check;
+mod consult;
 mod events;
 mod gate;
 mod log;
@@ -319,11 +320,8 @@ impl<D: Dataplane> Daemon<D> {
                 if is_node {
                     self.publisher.node(&self.proxier);
                 }
-                // Other nodes are watched only while a Service has topology keys: in a cluster of 5,000 nodes
-                // each kubelet updates its Node every few minutes.
-                if let Some(watch) = &self.watch {
-                    watch.set_other_nodes(self.proxier.snapshot().needs_other_nodes());
-                }
+                // Here too, not only before a round, because `plan` makes none.
+                self.consult_watch();
                 self.begins_to_wait |= self.gate.event(self.proxier.snapshot());
             }
             Message::Manifests(loaded) => {
@@ -408,6 +406,7 @@ impl<D: Dataplane> Daemon<D> {
             true => Extent::All,
             false => Extent::Pending,
         };
+        self.consult_watch();
         self.publisher.begin(now);
         let began = Instant::now();
         let result = match extent {

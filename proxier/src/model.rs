@@ -408,6 +408,8 @@ pub struct NodeLocation {
     pub name: Arc<str>,
     /// Label `topology.kubernetes.io/region`.
     pub region: Option<Arc<str>>,
+    /// Its addresses, in the order of [`Node::addresses`]; empty if only its metadata is known.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// Networks from which the cluster allocates cluster IPs.

@@ -27,6 +27,7 @@ use crate::store::{Snapshot, Touched};
 
 mod admission;
 mod context;
+mod elsewhere;
 mod endpoints;
 mod health;
 mod node_ports;
@@ -114,6 +115,20 @@ pub struct Machine {
     pub can_keep_sources: bool,
     /// Protocols that the dataplane cannot serve.
     pub unsupported: BTreeSet<Protocol>,
+    /// Addresses of other machines that no object tells.
+    pub peers: Peers,
+}
+
+/// The addresses of other machines with which this machine speaks.
+///
+/// Nearly no plan depends on them, and some change each time that a node joins the cluster. So a change replans only
+/// the Services that have such an address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peers {
+    /// The next hops of the routes in the table `main`.
+    pub next_hops: Arc<BTreeSet<IpAddr>>,
+    /// The addresses to which the connections to the API server led.
+    pub api_servers: Arc<BTreeSet<IpAddr>>,
 }
 
 impl Machine {

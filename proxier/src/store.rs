@@ -1,7 +1,8 @@
 //! The snapshot of the cluster's objects, and the events that update it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::model::{EndpointSlice, Node, NodeLocation, ObjectName, Service, ServiceCidr};
@@ -149,6 +150,8 @@ pub struct Snapshot {
     slices_listed: bool,
     /// The Services whose plan depends on the regions of other nodes.
     needing_regions: BTreeSet<ObjectName>,
+    api_servers: Arc<BTreeSet<IpAddr>>,
+    node_addresses: Arc<BTreeMap<IpAddr, Arc<str>>>,
 }
 
 impl Snapshot {
@@ -181,6 +184,7 @@ impl Snapshot {
                     let both = left.into_iter().chain(change.new);
                     touched.add(both.filter_map(Encoded::group));
                 });
+                self.find_api_servers();
             }
             Event::Node(node) => {
                 let before = self.node.as_ref();
@@ -201,6 +205,7 @@ impl Snapshot {
                     .update(change, &mut self.shared, |_, _| moved = true);
                 if moved {
                     touched.add(self.needing_regions.iter().cloned());
+                    self.find_node_addresses();
                 }
             }
         }
@@ -277,6 +282,39 @@ impl Snapshot {
     pub fn region(&self, name: &str) -> Option<Arc<str>> {
         let name = ObjectName::new("", name);
         self.nodes.get(&name, &self.shared)?.region
+    }
+
+    /// Returns the addresses of the API servers: the endpoints of `default/kubernetes`.
+    pub fn api_servers(&self) -> &Arc<BTreeSet<IpAddr>> {
+        &self.api_servers
+    }
+
+    /// Returns the addresses of all nodes, also of our own one, each with the name of its node.
+    ///
+    /// Only manifests tell the addresses of other nodes.
+    pub fn node_addresses(&self) -> &Arc<BTreeMap<IpAddr, Arc<str>>> {
+        &self.node_addresses
+    }
+
+    fn find_api_servers(&mut self) {
+        let slices = self.slices(&ObjectName::new("default", "kubernetes"));
+        let endpoints = slices.flat_map(|slice| slice.endpoints);
+        let found: BTreeSet<IpAddr> = endpoints.map(|endpoint| endpoint.address).collect();
+        if found != *self.api_servers {
+            self.api_servers = Arc::new(found);
+        }
+    }
+
+    fn find_node_addresses(&mut self) {
+        let mut found = BTreeMap::new();
+        for node in self.nodes.all(&self.shared) {
+            for address in node.addresses {
+                found.entry(address).or_insert_with(|| node.name.clone());
+            }
+        }
+        if found != *self.node_addresses {
+            self.node_addresses = Arc::new(found);
+        }
     }
 
     /// Returns the ranges of cluster IPs that the API server lists.

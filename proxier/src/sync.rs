@@ -10,6 +10,8 @@
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::dataplane::{Dataplane, Failure};
@@ -185,6 +187,13 @@ impl<D: Dataplane> Proxier<D> {
             }
             self.input.snapshot.apply(event, &mut self.input.touched);
         }
+    }
+
+    /// Sets the addresses to which the connections to the API server led.
+    ///
+    /// The next round makes none of them local, because this node would lose its API server.
+    pub fn set_api_servers(&mut self, addresses: Arc<BTreeSet<IpAddr>>) {
+        self.machine.peers.api_servers = addresses;
     }
 
     /// Replaces the Problems of this `kind` that no event carries.

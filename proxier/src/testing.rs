@@ -130,8 +130,8 @@ pub mod plan {
     //! The desired state.
     pub use crate::plan::{
         Admission, Availability, Changed, Desired, FrontendKind, Machine, MarkedClients,
-        NodePortAddresses, PlanConfig, Planner, Profile, RelayOptions, Scope, ServiceAddresses,
-        VirtualServer, desired,
+        NodePortAddresses, Peers, PlanConfig, Planner, Profile, RelayOptions, Scope,
+        ServiceAddresses, VirtualServer, desired,
     };
 }
 

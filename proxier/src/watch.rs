@@ -40,6 +40,8 @@ mod resource;
 mod shared;
 mod status;
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
@@ -48,7 +50,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use self::connection::Connection;
+use self::connection::{Connection, ReachedServers};
 use self::events::EventWriter;
 use self::follower::Follower;
 use self::resource::{EndpointSlices, Nodes, OwnNode, ServiceCidrs, Services};
@@ -179,6 +181,7 @@ pub enum Error {
 #[derive(Debug)]
 pub struct Watch {
     board: Arc<StatusBoard>,
+    reached: ReachedServers,
     other_nodes: watch::Sender<bool>,
     nodes: NodeScope,
     /// The sender of notices to write as Events; `None` if no Events are written.
@@ -204,7 +207,8 @@ where
     let (notices, present) = watch::channel(Vec::new());
     let (writes_events, nodes) = (config.events.is_some(), config.nodes);
     let (stop, stopped) = oneshot::channel();
-    let connection = Connection::new(config.server.clone(), config.timeouts);
+    let reached = ReachedServers::default();
+    let connection = Connection::new(config.server.clone(), config.timeouts, reached.clone());
     let invalid = |failure: failure::RequestFailure| Error::Configuration(failure.to_string());
     connection.check().map_err(invalid)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -236,6 +240,7 @@ where
         })?;
     Ok(Watch {
         board,
+        reached,
         other_nodes,
         nodes,
         notices: writes_events.then_some(notices),
@@ -363,6 +368,11 @@ impl Watch {
             *known = notices;
             differs
         });
+    }
+
+    /// Returns the addresses to which the last connections to the API server led.
+    pub fn reached_servers(&self) -> Arc<BTreeSet<IpAddr>> {
+        self.reached.addresses()
     }
 
     /// Returns the status of each follower.

@@ -85,6 +85,11 @@ fn annotations() {
 }
 
 #[test]
+fn elsewhere() {
+    play("elsewhere.txt");
+}
+
+#[test]
 fn health() {
     play("health.txt");
 }

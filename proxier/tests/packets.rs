@@ -10,6 +10,7 @@ mod packets {
     mod addresses;
     mod agents;
     mod arp;
+    mod elsewhere;
     mod forward;
     mod host_port_load;
     mod host_ports;

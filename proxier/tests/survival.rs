@@ -16,6 +16,8 @@ mod daemon;
 mod dice;
 #[path = "survival/dns.rs"]
 mod dns;
+#[path = "survival/elsewhere.rs"]
+mod elsewhere;
 #[path = "survival/foreign.rs"]
 mod foreign;
 #[path = "survival/forward.rs"]

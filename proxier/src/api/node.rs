@@ -12,7 +12,7 @@ use super::metadata::Metadata;
 use super::or_default;
 use super::parser::Parser;
 use super::scalar::Scalar;
-use crate::model::{self, Cidr};
+use crate::model::{self, Cidr, ObjectName};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
 
@@ -100,8 +100,14 @@ impl NodeObject<'_> {
         &self,
         interner: &mut Interner,
     ) -> Result<Parsed<model::NodeLocation>, Problem> {
-        let metadata = self.metadata.clone();
-        NodeLabels { metadata }.parse(interner)
+        let name = self.metadata.cluster_object_name("Node")?;
+        let region = &self.metadata.labels.region;
+        Ok(Parser::parse("Node", name, interner, |name, parser| {
+            Some(model::NodeLocation {
+                addresses: self.addresses(parser),
+                ..location(name, region, parser)
+            })
+        }))
     }
 
     /// Parses the internal addresses, then the external ones; host names are ignored.
@@ -154,11 +160,21 @@ impl NodeLabels<'_> {
         let name = self.metadata.cluster_object_name("Node")?;
         let region = &self.metadata.labels.region;
         Ok(Parser::parse("Node", name, interner, |name, parser| {
-            Some(model::NodeLocation {
-                name: parser.intern(name.name()),
-                region: zone_or_region("region", region, parser),
-            })
+            Some(location(name, region, parser))
         }))
+    }
+}
+
+/// Returns the location that a Node's metadata tells.
+fn location(
+    name: &ObjectName,
+    region: &Scalar<'_>,
+    parser: &mut Parser<'_>,
+) -> model::NodeLocation {
+    model::NodeLocation {
+        name: parser.intern(name.name()),
+        region: zone_or_region("region", region, parser),
+        addresses: Vec::new(),
     }
 }
 

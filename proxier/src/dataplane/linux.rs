@@ -24,6 +24,7 @@ mod link_addresses;
 mod listing;
 pub(crate) mod monitor;
 mod mtu;
+mod next_hops;
 mod notice_filter;
 mod revival;
 mod rtnetlink;
@@ -149,7 +150,10 @@ impl AddressTable {
 
     /// Reads the machine's own addresses.
     pub(super) fn read_machine(&mut self) -> Result<Machine, Failure> {
-        self.0.read_machine()
+        Ok(Machine {
+            peers: self.0.read_peers(),
+            ..self.0.read_machine()?
+        })
     }
 
     /// Reads our routes, each with its preferred source.
@@ -169,6 +173,7 @@ impl Dataplane for Linux {
     fn machine(&mut self) -> Result<Machine, Failure> {
         Ok(Machine {
             link_addresses: link_addresses::read()?,
+            peers: self.addresses.read_peers(),
             ..self.addresses.read_machine()?
         })
     }

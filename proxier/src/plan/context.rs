@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipvs_netlink as ipvs;
 
+use super::elsewhere::Elsewhere;
 use super::endpoints::Topology;
 use super::{Machine, PlanConfig, ServiceAddresses};
 use crate::model::Family;
@@ -26,6 +27,8 @@ pub(super) struct Context<'a> {
     node_ports: [Vec<IpAddr>; 2],
     /// The preferred source of connections from this machine to service addresses, by family.
     sources: [Option<IpAddr>; 2],
+    /// The addresses of other machines.
+    pub(super) elsewhere: Elsewhere,
 }
 
 impl<'a> Context<'a> {
@@ -59,11 +62,18 @@ impl<'a> Context<'a> {
             node_ports: [serving(Family::V4), serving(Family::V6)],
             sources: [Family::V4, Family::V6]
                 .map(|family| source(snapshot, &machine.addresses, family)),
+            elsewhere: Elsewhere::new(snapshot, machine),
         }
     }
 
     pub(super) fn topology(&self) -> Topology<'a> {
         Topology::new(&self.config.node_name, self.snapshot)
+    }
+
+    /// Returns whether this node has `address`, on an interface or according to its Node object.
+    pub(super) fn is_own(&self, address: &IpAddr) -> bool {
+        let node = self.snapshot.node();
+        self.machine.has(address) || node.is_some_and(|node| node.addresses.contains(address))
     }
 
     /// Returns the scheduler `name`; `None` if the kernel rejected it before.

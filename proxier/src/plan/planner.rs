@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 
 use super::context::Context;
+use super::elsewhere::Elsewhere;
 use super::health::HealthPorts;
 use super::precedence::{conflict, precedence};
 use super::service::{Requirements, requirements};
@@ -35,6 +36,8 @@ use shared::SharedAddresses;
 pub struct Planner {
     config: PlanConfig,
     machine: Machine,
+    /// What the last update knew of other machines.
+    elsewhere: Elsewhere,
     desired: Desired,
     footprints: BTreeMap<ObjectName, Footprint>,
     /// The Services whose footprints have problems, so that [`Planner::problems`] need not walk over all.
@@ -65,6 +68,7 @@ impl Planner {
         Self {
             config,
             machine: Machine::default(),
+            elsewhere: Elsewhere::default(),
             desired,
             footprints: BTreeMap::new(),
             faulty: BTreeSet::new(),
@@ -81,12 +85,30 @@ impl Planner {
     /// Replans the touched Services, or all if the machine changed.
     ///
     /// # Cost
-    /// Proportional to the touched Services and their endpoints, times the logarithm of all.
+    /// Proportional to the touched Services and their endpoints, times the logarithm of all. If the addresses of other
+    /// machines changed, also linear in all Services, which are looked at but not planned.
     pub fn update(&mut self, snapshot: &Snapshot, machine: &Machine, touched: Touched) -> Changed {
+        let elsewhere = Elsewhere::new(snapshot, machine);
+        let moved = elsewhere.differences(&self.elsewhere);
+        self.elsewhere = elsewhere;
+        self.machine.peers.clone_from(&machine.peers);
         match touched {
-            Touched::Some(names) if self.machine == *machine => self.replan(&names, snapshot),
+            Touched::Some(mut names) if self.machine == *machine => {
+                if !moved.is_empty() {
+                    let footprints = self.footprints.iter();
+                    let concerned = footprints.filter(|(_, it)| it.concerns(&moved));
+                    names.extend(concerned.map(|(name, _)| name.clone()));
+                }
+                self.replan(&names, snapshot)
+            }
             _ => self.replan_all(snapshot, machine),
         }
+    }
+
+    /// Returns whether `service` has `address`, but another machine does too, so that it is not programmed.
+    pub(crate) fn is_elsewhere(&self, address: &IpAddr, service: &ObjectName) -> bool {
+        let footprint = self.footprints.get(service);
+        footprint.is_some_and(|footprint| footprint.is_elsewhere(address))
     }
 
     /// Returns the operator's choices.
@@ -199,6 +221,7 @@ impl Planner {
         let context = Context::new(snapshot, machine, &config);
         let empty = Self {
             machine: machine.clone(),
+            elsewhere: self.elsewhere.clone(),
             ..Self::new(config.clone())
         };
         let mut before = std::mem::replace(self, empty);

@@ -41,8 +41,10 @@ pub(super) struct Requirements {
     pub(super) local_endpoints: BTreeSet<IpAddr>,
     /// The health check for load balancers, and its port.
     pub(super) health_check: Option<(u16, HealthCheck)>,
-    /// The problems of its annotations.
+    /// The problems of its annotations and addresses.
     pub(super) problems: Vec<Problem>,
+    /// Its addresses that other machines have.
+    pub(super) elsewhere: Vec<IpAddr>,
 }
 
 /// Returns the requirements of `service`.
@@ -55,6 +57,15 @@ pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirem
     if let Some(port) = service.health_check_node_port {
         requirements.health_check = Some((port, health_check(service, &slices, context)));
     }
+    let Requirements {
+        problems,
+        elsewhere,
+        ..
+    } = &mut requirements;
+    let is_own = |address: &IpAddr| context.is_own(address);
+    let (service, excluded) = (context.elsewhere).exclude(service, &slices, is_own, problems);
+    *elsewhere = excluded;
+    let service = &*service;
     let mut builder = RequirementsBuilder {
         service,
         slices: &slices,

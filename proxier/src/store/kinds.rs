@@ -190,14 +190,20 @@ impl Encode for Endpoint {
 
 impl Encode for NodeLocation {
     fn write(&self, to: &mut ObjectWriter<'_>) {
-        let Self { name: _, region } = self;
+        let Self {
+            name: _,
+            region,
+            addresses,
+        } = self;
         region.write(to);
+        addresses.write(to);
     }
 
     fn read(from: &mut ObjectReader<'_>) -> Option<Self> {
         Some(Self {
             name: from.name.name().into(),
             region: Encode::read(from)?,
+            addresses: Encode::read(from)?,
         })
     }
 }

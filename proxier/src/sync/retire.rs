@@ -86,6 +86,10 @@ impl<D: Dataplane> Proxier<D> {
                 _ => Duration::ZERO,
             };
         };
+        // While the address stays local, this node cannot reach the machine that has it.
+        if (key.address()).is_some_and(|it| self.planner.is_elsewhere(&it, &owner.service)) {
+            return Duration::ZERO;
+        }
         let snapshot = &self.input.snapshot;
         let has_servers = || {
             let found = self.kernel.observed.virtual_servers.get(key);

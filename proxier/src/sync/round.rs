@@ -143,6 +143,8 @@ impl<D: Dataplane> Proxier<D> {
         // Not a fact that the dataplane reads: `Schedulers` asks for each name once.
         machine.missing_schedulers = std::mem::take(&mut self.machine.missing_schedulers);
         machine.marks = self.take_marks()?;
+        let peers = &mut machine.peers;
+        peers.api_servers = std::mem::take(&mut self.machine.peers.api_servers);
         self.machine = machine;
         ours.extend(self.plan_touched(now));
         let desired = self.planner.desired();

@@ -5,6 +5,7 @@ mod credential;
 mod location;
 mod pem;
 mod plugin;
+mod reached;
 pub(super) mod silence;
 mod tls;
 mod url;
@@ -34,6 +35,7 @@ use super::{ServerLocation, Timeouts};
 use buffered::BufferedTcp;
 use credential::Credential;
 use location::Access;
+pub(super) use reached::ReachedServers;
 use silence::Silence;
 
 /// The longest error response that is read, in bytes.
@@ -54,6 +56,7 @@ pub(super) struct Connection {
     server: ServerLocation,
     timeouts: Timeouts,
     state: Mutex<LinkState>,
+    reached: ReachedServers,
 }
 
 #[derive(Debug, Default)]
@@ -87,11 +90,12 @@ impl std::fmt::Debug for Link {
 
 impl Connection {
     /// Returns a connection that reads its configuration at the first request.
-    pub(super) fn new(server: ServerLocation, timeouts: Timeouts) -> Self {
+    pub(super) fn new(server: ServerLocation, timeouts: Timeouts, reached: ReachedServers) -> Self {
         Self {
             server,
             timeouts,
             state: Mutex::default(),
+            reached,
         }
     }
 
@@ -144,7 +148,8 @@ impl Connection {
             }
         }
         state.warnings.clone_from(&access.warnings);
-        let link = Link::open(access, self.timeouts, &mut state.has_announced_plugin).await?;
+        let (reached, has_announced) = (self.reached.clone(), &mut state.has_announced_plugin);
+        let link = Link::open(access, self.timeouts, reached, has_announced).await?;
         Ok(state.link.insert(link).clone())
     }
 
@@ -217,6 +222,7 @@ impl Link {
     async fn open(
         access: Access,
         timeouts: Timeouts,
+        reached: ReachedServers,
         has_announced_plugin: &mut bool,
     ) -> Result<Self, RequestFailure> {
         let (mut tls, mut credential, mut until) = (access.tls, access.credential, None);
@@ -241,7 +247,12 @@ impl Link {
         let config = access.config;
         let host = config.cluster_url.authority();
         let host = host.map_or("", |authority| authority.as_str()).into();
-        let http = connector(timeouts).map_response(BufferedTcp::new);
+        let http = connector(timeouts).map_response(move |stream| {
+            let peer = stream.inner().peer_addr();
+            peer.into_iter()
+                .for_each(|peer| reached.add(peer.ip().to_canonical()));
+            BufferedTcp::new(stream)
+        });
         let https = tls::connector(http, tls).map_err(RequestFailure::Configuration)?;
         let hyper: hyper_util::client::legacy::Client<_, Body> =
             hyper_util::client::legacy::Client::builder(TokioExecutor::new())
@@ -453,7 +464,7 @@ mod tests {
             .enable_all()
             .build()
             .unwrap();
-        let connection = Connection::new(server, Timeouts::default());
+        let connection = Connection::new(server, Timeouts::default(), ReachedServers::default());
         let result = runtime.block_on(connection.get("/", "application/json"));
         result.err().unwrap()
     }

@@ -4,8 +4,9 @@
 //! options scheduler=mh nodeports=10.0.0.0/8,primary    flags; must be the first command
 //!     relay=privileged                                 the userspace dataplane; may change later
 //! node here 192.0.2.1 2001:db8::1 zone=a region=r      our node; sets the machine's addresses too
-//! node other region=s                                  another node
+//! node other 192.0.2.3 region=s                        another node
 //! machine 192.0.2.1 192.0.2.2                          the machine's addresses, if they differ
+//! peers via=192.0.2.254 api=192.0.2.7                  next hops; to where connections to the API server led
 //! service ns1/svc1 10.96.0.1 port=p80:80/TCP:3001      cluster IPs; name, number, protocol, node port
 //!     type=NodePort external=192.0.2.9 ingress=192.0.2.8/Proxy etp=Local itp=Local affinity=60
 //!     created=2026-01-01T00:00:00Z health=30000 ranges=10.0.0.0/8 label.x=y annotation.x=y        (all on one line)
@@ -140,6 +141,11 @@ impl Scene {
         match verb {
             "options" => self.options(&words),
             "machine" => self.machine.addresses = addresses(&words.bare),
+            "peers" => {
+                let list = |key| addresses(&words.list(key)).into();
+                self.machine.peers.next_hops = list("via");
+                self.machine.peers.api_servers = list("api");
+            }
             "node" if words.bare[0] == HERE => {
                 self.machine.addresses = addresses(&words.bare[1..]);
                 let node: api::NodeObject<'_> = read(node(&words));
@@ -148,8 +154,8 @@ impl Scene {
                 self.receive("node", words.bare[0], Event::Node(parsed.object.unwrap()));
             }
             "node" => {
-                let node: api::NodeLabels<'_> = read(node(&words));
-                let parsed = node.parse(&mut self.interner).unwrap();
+                let node: api::NodeObject<'_> = read(node(&words));
+                let parsed = node.location(&mut self.interner).unwrap();
                 self.receive("node", words.bare[0], Event::Nodes(Update::Apply(parsed)));
             }
             "service" => {
@@ -189,11 +195,8 @@ impl Scene {
         self.snapshot.apply(event.clone(), &mut self.touched);
         self.last_events
             .retain(|(_, object), _| *object != format!("{kind} {name}"));
-        let next = self
-            .last_events
-            .keys()
-            .last()
-            .map_or(0, |(number, _)| number + 1);
+        let last = self.last_events.keys().last();
+        let next = last.map_or(0, |(number, _)| number + 1);
         self.last_events
             .insert((next, format!("{kind} {name}")), event);
     }
@@ -381,12 +384,8 @@ fn endpoint(word: &str) -> Value {
     let (address, rest) = word.split_once('(').unwrap_or((word, ")"));
     let mut endpoint = json!({"addresses": [address]});
     let (mut zones, mut nodes) = (Vec::new(), Vec::new());
-    for word in rest
-        .strip_suffix(')')
-        .unwrap()
-        .split(',')
-        .filter(|word| !word.is_empty())
-    {
+    let words = rest.strip_suffix(')').unwrap().split(',');
+    for word in words.filter(|word| !word.is_empty()) {
         if let Some(node) = word.strip_prefix('@') {
             endpoint["nodeName"] = json!(node);
             continue;
@@ -421,10 +420,8 @@ fn render(desired: &Desired, problems: &[Problem]) -> Vec<String> {
         .map(|(key, server)| line(&key, server, desired))
         .collect();
     for (port, check) in &desired.health_checks {
-        let counts = &check.local_endpoints;
-        let counts = counts
-            .iter()
-            .map(|(family, count)| format!(" {family:?}={count}"));
+        let counts = check.local_endpoints.iter();
+        let counts = counts.map(|(family, count)| format!(" {family:?}={count}"));
         lines.push(format!(
             "health {port} of {}:{}",
             check.service,

@@ -14,6 +14,7 @@ use super::link::{
     Device, create_carrier, delete_carrier, find_link, prepare_carrier, release_carrier,
 };
 use super::mtu;
+use super::next_hops;
 use super::rtnetlink::{
     AF_INET, AF_INET6, CARRIER_METRIC, InterfaceAddress, LOOPBACK_INDEX, LOOPBACK_METRIC,
     LocalRoute, OUR_PROTOCOL, RTM_DELADDR, RTM_DELROUTE, RTM_GETADDR, RTM_GETROUTE, RTM_NEWADDR,
@@ -23,7 +24,7 @@ use super::rtnetlink::{
 use crate::dataplane::{Failure, Outcome};
 use crate::observed::{Carrier, LocalAddresses};
 use crate::op::{AddressForm, CARRIER, Op};
-use crate::plan::{Machine, ServiceAddresses};
+use crate::plan::{Machine, Peers, ServiceAddresses};
 
 /// The prefix length of the link-local addresses that the kernel generates.
 const LINK_LOCAL_LENGTH: u8 = 64;
@@ -44,6 +45,8 @@ pub(super) struct Addresses {
     is_bridging: bool,
     /// The locked MTU of our IPv4 routes ([`mtu`]), as read last; `None` if they have none.
     mtu: Option<u32>,
+    /// The next hops of routes when they were last read.
+    next_hops: Arc<BTreeSet<IpAddr>>,
 }
 
 impl Addresses {
@@ -58,6 +61,7 @@ impl Addresses {
             yield_devices: yield_devices.iter().map(|name| (&**name).into()).collect(),
             is_bridging: false,
             mtu: None,
+            next_hops: Arc::default(),
         })
     }
 
@@ -99,6 +103,25 @@ impl Addresses {
     pub(super) fn read_mtu(&mut self) -> Result<(), Failure> {
         self.mtu = mtu::smallest(&mut self.transport)?;
         Ok(())
+    }
+
+    /// Reads the addresses of other machines with which this one speaks.
+    pub(super) fn read_peers(&mut self) -> Peers {
+        match next_hops::read(&mut self.transport) {
+            Ok(mut found) => {
+                found.retain(|address| !is_on_every_machine(*address));
+                // An equal set keeps its place in memory, by which the planner recognises it.
+                if found != *self.next_hops {
+                    self.next_hops = Arc::new(found);
+                }
+            }
+            // A round must not fail because a routing daemon changes routes all the time. The last ones hold.
+            Err(error) => tracing::debug!("{error}"),
+        }
+        Peers {
+            next_hops: self.next_hops.clone(),
+            ..Peers::default()
+        }
     }
 
     /// Reads the service addresses in all forms, the carrier, and foreign local routes.

@@ -27,6 +27,8 @@ pub(super) const RT_SCOPE_LINK: u8 = 253;
 pub(super) const RT_SCOPE_HOST: u8 = 254;
 pub(super) const RTN_LOCAL: u8 = 2;
 
+pub(super) const RTN_UNICAST: u8 = 1;
+
 const RTA_DST: u16 = 1;
 pub(super) const RTA_OIF: u16 = 4;
 const RTA_PRIORITY: u16 = 6;
@@ -242,7 +244,7 @@ fn write_address(writer: &mut Writer<'_>, kind: u16, address: IpAddr) {
     }
 }
 
-fn read_address(attribute: &Attribute<'_>, family: u8) -> Result<Option<IpAddr>> {
+pub(super) fn read_address(attribute: &Attribute<'_>, family: u8) -> Result<Option<IpAddr>> {
     Ok(match family {
         AF_INET => Some(Ipv4Addr::from(attribute.array::<4>()?).into()),
         AF_INET6 => Some(Ipv6Addr::from(attribute.array::<16>()?).into()),

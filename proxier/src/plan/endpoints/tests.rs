@@ -69,6 +69,7 @@ impl Scene {
     fn regions(mut self, nodes: &[(&str, &str)]) -> Self {
         for &(node, region) in nodes {
             let location = NodeLocation {
+                addresses: Vec::new(),
                 name: node.into(),
                 region: Some(region.into()),
             };

@@ -1,5 +1,6 @@
 //! The parts of the plan that one Service required, so that they can be withdrawn.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
@@ -24,6 +25,8 @@ pub(super) struct FootprintParts {
     pub(super) local_endpoints: Box<[IpAddr]>,
     pub(super) health_port: Option<u16>,
     pub(super) problems: Box<[Problem]>,
+    /// The addresses that other machines have.
+    elsewhere: Box<[IpAddr]>,
 }
 
 impl Footprint {
@@ -49,6 +52,7 @@ impl Footprint {
             local_endpoints: local_endpoints.into_iter().collect(),
             health_port,
             problems: problems.into(),
+            elsewhere: std::mem::take(&mut requirements.elsewhere).into(),
         }))
     }
 
@@ -65,6 +69,19 @@ impl Footprint {
             Self::Other(parts) => (None, &*parts.addresses),
         };
         single.into_iter().chain(others.iter().copied())
+    }
+
+    /// Returns whether the plan of the Service may change with the knowledge of who has the addresses `changed`.
+    pub(super) fn concerns(&self, changed: &BTreeSet<IpAddr>) -> bool {
+        let elsewhere = self.parts().map_or(&[][..], |parts| &parts.elsewhere);
+        let mut addresses = self.addresses().chain(elsewhere.iter().copied());
+        addresses.any(|address| changed.contains(&address))
+    }
+
+    /// Returns whether `address` is one of the Service that another machine has.
+    pub(super) fn is_elsewhere(&self, address: &IpAddr) -> bool {
+        let parts = self.parts();
+        parts.is_some_and(|parts| parts.elsewhere.contains(address))
     }
 
     /// Returns all parts; `None` if there are only a virtual server and its address.
