@@ -364,7 +364,7 @@ impl<D: Dataplane> Daemon<D> {
             return;
         }
         if was_node_sent {
-            return self.log.problems(&self.proxier.problems(), now);
+            return self.log.problems(&self.proxier.current_problems(), now);
         }
         // The Node may exist.
         let patience = gate::NODE_PATIENCE;
@@ -397,7 +397,7 @@ impl<D: Dataplane> Daemon<D> {
         match self.gate.pass(&mut self.proxier) {
             Ok(true) => {}
             Ok(false) => {
-                self.log.refused_start(&self.proxier.problems(), now);
+                (self.log).refused_start(&self.proxier.current_problems(), now);
                 return false;
             }
             Err(failure) => return self.fail(&failure, now),
@@ -468,10 +468,11 @@ impl<D: Dataplane> Daemon<D> {
             self.next_resync = now + self.periods.sync;
         }
         self.publisher.end(&mut self.proxier, clock::since_boot());
-        self.meter.round(applied, &self.proxier, extent, took);
-        let problems = || self.proxier.problems();
-        self.events.round(self.watch.as_ref(), applied, problems);
-        let has_succeeded = self.log.round(applied, &self.proxier, now);
+        let problems = self.proxier.current_problems();
+        self.meter
+            .round(applied, &self.proxier, &problems, extent, took);
+        self.events.round(self.watch.as_ref(), applied, &problems);
+        let has_succeeded = self.log.round(applied, &self.proxier, &problems, now);
         if let Some(takeover) = &mut self.takeover
             && (extent == Extent::All || takeover.due().is_some_and(|due| due <= now))
         {

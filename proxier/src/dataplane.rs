@@ -171,6 +171,11 @@ pub trait Dataplane {
         Vec::new()
     }
 
+    /// Returns a number that increases when [`Dataplane::problems`] may have changed.
+    fn problems_revision(&self) -> u64 {
+        0
+    }
+
     /// Returns whether the kernel has the scheduler `name`, without a change of any virtual server.
     ///
     /// `None` if the kernel cannot tell. Then only an Op shows it ([`Failure::is_scheduler_missing`]).

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// The maximum number of problems that are kept, logged and reported, of each kind of object and in all.
+pub(crate) const MAX_PROBLEMS: usize = 2_000;
+
 /// A value in the input that cannot be used, and what is done instead.
 ///
 /// A Problem affects only its field or object. All other fields and objects are used.
@@ -47,6 +50,8 @@ impl Problem {
         value: impl fmt::Display,
         message: impl Into<String>,
     ) -> Self {
+        #[cfg(test)]
+        work::count();
         Self {
             object: shorten(&object.to_string()),
             field: field.into(),
@@ -80,6 +85,8 @@ impl Problem {
 /// One line: `file:line: Service default/x: spec.externalIPs[0]: "bogus": message`.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        #[cfg(test)]
+        work::count();
         if let Some(source) = &self.source {
             write!(f, "{source}: ")?;
         }
@@ -94,11 +101,74 @@ impl fmt::Display for Problem {
     }
 }
 
+/// Problems up to [`MAX_PROBLEMS`], and the number of the others.
+#[derive(Debug, Default)]
+pub(crate) struct ProblemList {
+    listed: Vec<Problem>,
+    left_out: usize,
+}
+
+impl ProblemList {
+    /// Adds the problem that `make` returns. If there are too many already, only counts it.
+    pub(crate) fn add(&mut self, make: impl FnOnce() -> Problem) {
+        match self.listed.len() < MAX_PROBLEMS {
+            true => self.listed.push(make()),
+            false => self.left_out += 1,
+        }
+    }
+
+    /// Adds copies of these problems.
+    pub(crate) fn extend<'a>(&mut self, problems: impl IntoIterator<Item = &'a Problem>) {
+        problems
+            .into_iter()
+            .for_each(|problem| self.add(|| problem.clone()));
+    }
+
+    /// Counts objects whose problems are not listed anywhere.
+    pub(crate) fn leave_out(&mut self, objects: usize) {
+        self.left_out += objects;
+    }
+
+    /// Returns the problems, sorted. If there are more, the last one has their number.
+    pub(crate) fn finish(self) -> Vec<Problem> {
+        let Self {
+            mut listed,
+            left_out,
+        } = self;
+        listed.sort();
+        if left_out > 0 {
+            let message = format!(
+                "problems or more exist besides the {MAX_PROBLEMS} that are listed; they have the same effect, and \
+                 are listed when others are solved"
+            );
+            listed.push(Problem::new("This node", "problems", left_out, message));
+        }
+        listed
+    }
+}
+
 fn shorten(text: &str) -> String {
     // Counted in characters: cutting inside a UTF-8 sequence would panic.
     match text.char_indices().nth(Problem::MAX_VALUE) {
         None => text.to_owned(),
         Some((cut, _)) => format!("{}... ({} bytes)", &text[..cut], text.len()),
+    }
+}
+
+/// Counts the problems that this thread makes or formats.
+#[cfg(test)]
+pub(crate) mod work {
+    use std::cell::Cell;
+
+    thread_local!(static COUNT: Cell<usize> = const { Cell::new(0) });
+
+    pub(crate) fn count() {
+        COUNT.set(COUNT.get() + 1);
+    }
+
+    /// Returns the number so far.
+    pub(crate) fn counted() -> usize {
+        COUNT.get()
     }
 }
 

@@ -11,6 +11,7 @@ use crate::problem::Problem;
 mod blocks;
 mod encoded;
 mod encoding;
+mod faults;
 mod interner;
 mod key;
 mod kinds;
@@ -21,6 +22,7 @@ mod shared;
 mod tests;
 
 use encoded::Encoded;
+use faults::FaultyObjects;
 pub use interner::Interner;
 pub use kinds::ObjectKind;
 use kinds::has_rare_fields;
@@ -332,10 +334,26 @@ impl Snapshot {
     /// # Cost
     /// Proportional to the number of objects with problems, not to that of all objects.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        let services = self.services.problems();
-        let slices = self.slices.problems();
-        let cidrs = self.service_cidrs.problems();
-        let nodes = self.nodes.problems();
-        services.chain(slices).chain(cidrs).chain(nodes)
+        let faulty = self.faulty().into_iter();
+        faulty.flat_map(FaultyObjects::listed)
+    }
+
+    /// Returns the number of objects whose problems are not listed, because there are too many.
+    pub fn unlisted(&self) -> usize {
+        self.faulty().map(FaultyObjects::unlisted).iter().sum()
+    }
+
+    /// Returns a number that increases with each change of a problem.
+    pub fn problems_revision(&self) -> u64 {
+        self.faulty().map(FaultyObjects::revision).iter().sum()
+    }
+
+    fn faulty(&self) -> [&FaultyObjects; 4] {
+        [
+            self.services.faulty(),
+            self.slices.faulty(),
+            self.service_cidrs.faulty(),
+            self.nodes.faulty(),
+        ]
     }
 }

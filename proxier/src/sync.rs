@@ -32,6 +32,7 @@ mod health;
 mod kernel;
 mod marks;
 mod node;
+mod problems;
 mod retire;
 mod round;
 mod rules;
@@ -45,6 +46,7 @@ pub(crate) use round::Extent;
 
 use flows::Flows;
 use kernel::KernelState;
+use problems::KnownProblems;
 use rules::Rules;
 use schedulers::Schedulers;
 
@@ -68,6 +70,7 @@ pub struct Proxier<D> {
     excluded: Vec<Cidr>,
     /// The changes of the plan since the last call of [`Proxier::take_changes`].
     untaken: Changed,
+    known_problems: Option<KnownProblems>,
 }
 
 /// The input from the cluster.
@@ -80,6 +83,8 @@ struct Input {
     ///
     /// Examples are files that cannot be read and objects without a readable name.
     other_problems: BTreeMap<&'static str, Vec<Problem>>,
+    /// Increases when these change.
+    problems_revision: u64,
     /// Whether to drop `spec.externalIPs` of received Services.
     ignores_external_ips: bool,
 }
@@ -153,6 +158,7 @@ impl<D: Dataplane> Proxier<D> {
             held_back: BTreeSet::new(),
             excluded: Vec::new(),
             untaken: Changed::default(),
+            known_problems: None,
         })
     }
 
@@ -199,6 +205,7 @@ impl<D: Dataplane> Proxier<D> {
     /// Replaces the Problems of this `kind` that no event carries.
     pub fn set_other_problems(&mut self, kind: &'static str, problems: Vec<Problem>) {
         self.input.other_problems.insert(kind, problems);
+        self.input.problems_revision += 1;
     }
 
     /// Returns whether rounds may be made: the snapshot is complete, or the kernel has no state of
@@ -296,20 +303,6 @@ impl<D: Dataplane> Proxier<D> {
     /// Returns the plan of the last round.
     pub fn desired(&self) -> &Desired {
         self.planner.desired()
-    }
-
-    /// Returns all Problems of the input, sorted.
-    pub fn problems(&self) -> Vec<Problem> {
-        let mut problems = self.planner.problems(&self.input.snapshot);
-        problems.extend(self.input.other_problems.values().flatten().cloned());
-        let node_name = &self.planner.config().node_name;
-        problems.extend(node::missing(node_name, &self.input.snapshot));
-        problems.extend(self.filter().map(Filter::problems).into_iter().flatten());
-        problems.extend(kernel::contested(&self.kernel.observed, self.desired()));
-        problems.extend(self.input.doubtful_ranges(&self.machine));
-        problems.extend(self.dataplane.problems(self.desired()));
-        problems.sort();
-        problems
     }
 
     /// Returns the ledger.

@@ -20,6 +20,8 @@ pub(super) struct Reporter {
     rules: Option<Notice>,
     /// Why an Op was refused.
     ops: Option<Notice>,
+    /// The Problems and the notices about this node of the last report.
+    reported: Option<(Arc<[Problem]>, Vec<Notice>)>,
     /// The addresses at which an HTTP server cannot listen.
     pub(super) bind_failures: Arc<BindFailures>,
 }
@@ -31,6 +33,7 @@ impl Default for Reporter {
             round: None,
             rules: None,
             ops: None,
+            reported: None,
             bind_failures: Arc::default(),
         }
     }
@@ -42,7 +45,7 @@ impl Reporter {
         &mut self,
         watch: Option<&Watch>,
         applied: &Applied,
-        problems: impl FnOnce() -> Vec<Problem>,
+        problems: &Arc<[Problem]>,
     ) {
         let Some(watch) = watch.filter(|watch| watch.writes_events()) else {
             return;
@@ -57,7 +60,15 @@ impl Reporter {
         if first.is_some() || applied.has_tried_all {
             self.ops = refusal("RefusedChange", first);
         }
-        self.report(watch, &problems());
+        let own = self.own();
+        let is_known = self
+            .reported
+            .as_ref()
+            .is_some_and(|(known, reported)| Arc::ptr_eq(known, problems) && *reported == own);
+        if !is_known {
+            self.report(watch, problems);
+            self.reported = Some((problems.clone(), own));
+        }
     }
 
     /// Reports a round that failed as a whole.
@@ -65,15 +76,21 @@ impl Reporter {
         if let Some(watch) = watch.filter(|watch| watch.writes_events()) {
             self.round = Some(Notice::node("FailedRound", "Program", error));
             self.report(watch, &[]);
+            self.reported = None;
         }
     }
 
     /// Reports the present failures and these Problems.
     pub(super) fn report(&self, watch: &Watch, problems: &[Problem]) {
+        let own = self.own().into_iter();
+        watch.report(own.chain(events::notices(problems)));
+    }
+
+    /// Returns the notices about this node.
+    fn own(&self) -> Vec<Notice> {
         let failures = [&self.round, &self.rules, &self.ops].into_iter().flatten();
         let own = std::iter::once(&self.starting).chain(failures).cloned();
-        let own = own.chain(self.bind_failures.notices());
-        watch.report(own.chain(events::notices(problems)));
+        own.chain(self.bind_failures.notices()).collect()
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Everything that may fail again in the next round is a condition ([`LastingConditions`]).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs_netlink::Error;
@@ -26,6 +27,8 @@ const MAX_LINES: usize = 50;
 #[derive(Debug, Default)]
 pub(super) struct RoundLog {
     problems: LastingConditions,
+    /// The Problems as last logged.
+    logged: Option<Arc<[Problem]>>,
     /// Failed Ops.
     ops: LastingConditions,
     /// Failed writes of packet rules.
@@ -56,10 +59,11 @@ impl RoundLog {
         &mut self,
         applied: &Applied,
         proxier: &Proxier<D>,
+        problems: &Arc<[Problem]>,
         now: Duration,
     ) -> bool {
         self.rounds.end(now);
-        self.problems(&proxier.problems(), now);
+        self.problems(problems, now);
         for scheduler in &applied.found_schedulers {
             tracing::info!("the kernel has the scheduler {scheduler} now; Services use it again");
         }
@@ -77,9 +81,15 @@ impl RoundLog {
     }
 
     /// Logs new and solved Problems. `problems` has all present Problems.
-    pub(super) fn problems(&mut self, problems: &[Problem], now: Duration) {
+    pub(super) fn problems(&mut self, problems: &Arc<[Problem]>, now: Duration) {
+        let is_logged = |logged: &Arc<[Problem]>| Arc::ptr_eq(logged, problems);
+        if self.logged.as_ref().is_some_and(is_logged) {
+            // A summary may be due.
+            return self.problems.report(Coverage::Part, now).write();
+        }
+        self.logged = Some(problems.clone());
         let mut report = self.problems.report(Coverage::All, now);
-        for problem in problems {
+        for problem in &**problems {
             report.add(Level::WARN, &problem.kind(), problem);
         }
         report.write();
@@ -96,7 +106,7 @@ impl RoundLog {
     }
 
     /// Logs that nothing is programmed while some manifests cannot be read.
-    pub(super) fn refused_start(&mut self, problems: &[Problem], now: Duration) {
+    pub(super) fn refused_start(&mut self, problems: &Arc<[Problem]>, now: Duration) {
         let text = "some manifests cannot be read, and the kernel has state of an earlier process; \
                     nothing is programmed until all manifests can be read";
         let mut report = self.rounds.report(Coverage::All, now);

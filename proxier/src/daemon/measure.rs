@@ -92,6 +92,7 @@ impl Meter {
         &mut self,
         applied: &Applied,
         proxier: &Proxier<D>,
+        problems: &[Problem],
         extent: Extent,
         took: Duration,
     ) {
@@ -129,7 +130,7 @@ impl Meter {
         if extent == Extent::All {
             // A walk over the whole plan is cheap beside a resync, but not beside the round of one event.
             count_plan(desired);
-            self.problems(&proxier.problems());
+            self.problems(problems);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Tests of the daemon on the in-memory kernel.
 
 use std::io::Write;
+use std::net::IpAddr;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
@@ -11,9 +12,10 @@ use crate::dataplane::fake::FakeKernel;
 use crate::filter::FilterConfig;
 use crate::ledger::LedgerFile;
 use crate::manifests::{self, Options};
+use crate::model::ObjectName;
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use crate::problem::Problem;
-use crate::store::{ObjectList, Update};
+use crate::problem::{self, MAX_PROBLEMS, Problem};
+use crate::store::{ObjectList, Parsed, Update};
 
 fn config() -> PlanConfig {
     PlanConfig {
@@ -119,6 +121,22 @@ fn the_monitor_of_packet_rules_starts_after_the_first_write_and_misses_no_change
     }
 }
 
+/// Returns a daemon after its first round with the objects of a manifest.
+fn daemon_of(cluster: &str, directory: &tempfile::TempDir) -> Daemon<FakeKernel> {
+    let options = Options {
+        service_cidr: Vec::new(),
+        node_name: "here".into(),
+        permits_loopback: false,
+    };
+    let ledger = LedgerFile::new(directory.path().join("ledger"));
+    let proxier = Proxier::new(FakeKernel::default(), config(), ledger).unwrap();
+    let mut daemon = Daemon::new(proxier, Periods::default(), None);
+    let loaded = manifests::parse(cluster, "cluster.yaml", &options);
+    daemon.receive(Message::Manifests(loaded));
+    assert!(daemon.act(Duration::from_secs(1)));
+    daemon
+}
+
 /// The log of this thread.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -157,20 +175,9 @@ fn the_number_of_lines_does_not_depend_on_how_often_another_program_undoes_a_rep
             .port("", "UDP", 53)
             .endpoint("10.244.1.2"),
     ]);
-    let options = Options {
-        service_cidr: Vec::new(),
-        node_name: "here".into(),
-        permits_loopback: false,
-    };
     let directory = tempfile::tempdir().unwrap();
-    let ledger = LedgerFile::new(directory.path().join("ledger"));
-    let proxier = Proxier::new(FakeKernel::default(), config(), ledger).unwrap();
-    let mut daemon = Daemon::new(proxier, Periods::default(), None);
-    daemon.receive(Message::Manifests(manifests::parse(
-        &cluster, "f", &options,
-    )));
+    let mut daemon = daemon_of(&cluster, &directory);
     let mut now = Duration::from_secs(1);
-    assert!(daemon.act(now));
     let (at_start, text) = count();
     assert!(text.contains("synced"), "{text}");
 
@@ -193,4 +200,69 @@ fn the_number_of_lines_does_not_depend_on_how_often_another_program_undoes_a_rep
     assert!(minute - at_start <= 10, "{text}");
     let (hour, text) = undo(36_000);
     assert!(hour - minute <= 40, "{text}");
+}
+
+fn service(name: &str, address: &str) -> Manifest {
+    let service = Manifest::service(name).cluster_ip(address);
+    service.port("", "TCP", 80)
+}
+
+/// Each Service has a misspelled annotation, and each second one the address of the one before it.
+fn faulty(count: usize) -> Vec<Manifest> {
+    let faulty = (0..count).map(|number| {
+        let (high, low) = (number / 2 / 250, number / 2 % 250);
+        let address = format!("10.96.{high}.{low}");
+        service(&format!("faulty-{number:05}"), &address)
+            .annotation("ipvs-proxier.io/misspelled", "x")
+    });
+    faulty.collect()
+}
+
+#[test]
+fn a_round_makes_and_formats_no_problem_of_other_services() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut cluster = faulty(100);
+    cluster.push(service("web", "10.97.0.1"));
+    let mut daemon = daemon_of(&Manifest::documents(&cluster), &directory);
+    let before = daemon.proxier.current_problems();
+    // A misspelled annotation of each, and an address that half of them did not get.
+    assert_eq!(before.len(), 150);
+    let counted = problem::work::counted();
+    for number in 2..10 {
+        let name = ObjectName::new("default", "web");
+        let mut web = daemon.proxier.snapshot().service(&name).unwrap();
+        web.cluster_ips = [IpAddr::from([10, 97, 0, number])].into();
+        let changed = Parsed {
+            name,
+            object: Some(web),
+            problems: Vec::new(),
+        };
+        daemon.receive(Message::Event(Event::Services(Update::Apply(changed))));
+        assert!(daemon.act(Duration::from_secs(u64::from(number))));
+    }
+    assert!(Arc::ptr_eq(&daemon.proxier.current_problems(), &before));
+    assert_eq!(problem::work::counted(), counted);
+
+    // A solved Problem is noticed.
+    let solved = ObjectName::new("default", "faulty-00001");
+    daemon.receive(Message::Event(Event::Services(Update::Delete(solved))));
+    assert!(daemon.act(Duration::from_secs(20)));
+    assert_eq!(daemon.proxier.current_problems().len(), 148);
+    assert_eq!(
+        *daemon.proxier.current_problems(),
+        *daemon.proxier.problems()
+    );
+}
+
+#[test]
+fn problems_are_bounded_in_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let count = MAX_PROBLEMS + 500;
+    let mut daemon = daemon_of(&Manifest::documents(&faulty(count)), &directory);
+    let problems = daemon.proxier.current_problems();
+    assert_eq!(problems.len(), MAX_PROBLEMS + 1);
+    let last = problems.last().unwrap();
+    assert_eq!((&*last.object, &*last.field), ("This node", "problems"));
+    // The annotations of 500, and the addresses of half of all.
+    assert_eq!(last.value, (500 + count / 2).to_string());
 }

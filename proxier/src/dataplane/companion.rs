@@ -142,6 +142,11 @@ impl Dataplane for Companion {
         relay.map_or_else(Vec::new, |relay| relay.problems(desired))
     }
 
+    fn problems_revision(&self) -> u64 {
+        let relay = self.relay.as_ref();
+        relay.map_or(0, Dataplane::problems_revision)
+    }
+
     fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure> {
         self.linux.has_scheduler(name)
     }

@@ -144,7 +144,7 @@ impl Userspace {
                 let server = self.servers.remove(&key);
                 let server = server.ok_or_else(|| Failure::kernel(Errno::SRCH, op))?;
                 self.terms.remove(&key);
-                self.left_out.remove(&key);
+                self.left_out.forget(&key);
                 // `Relay::close` keeps connections, as for a frontend without usable endpoints. The
                 // removal of their endpoints ends them.
                 server.pool.clear();
@@ -360,8 +360,13 @@ impl Dataplane for Userspace {
         self.circles(desired)
     }
 
+    fn problems_revision(&self) -> u64 {
+        self.left_out.revision
+    }
+
     fn admit(&mut self, desired: &Desired, changed: &Changed) {
         self.client_sources.follow(desired, changed);
+        self.left_out.note(&changed.virtual_servers);
         for key in &changed.virtual_servers {
             let server = desired.virtual_servers.get(key);
             let (Some(server), Some(admission)) = (server, desired.admission(key)) else {

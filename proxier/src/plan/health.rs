@@ -41,6 +41,13 @@ impl HealthPorts {
         }
     }
 
+    /// Returns whether several Services claim `port`.
+    pub(super) fn is_contested(&self, port: u16) -> bool {
+        self.claims
+            .get(&port)
+            .is_some_and(|claims| claims.len() > 1)
+    }
+
     /// Returns the claimed ports.
     pub(super) fn ports(&self) -> impl Iterator<Item = u16> + '_ {
         self.claims.keys().copied()

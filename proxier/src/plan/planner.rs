@@ -12,7 +12,7 @@ use super::precedence::{conflict, precedence};
 use super::service::{Requirements, requirements};
 use super::{Desired, Machine, PlanConfig, VirtualServer};
 use crate::model::ObjectName;
-use crate::problem::Problem;
+use crate::problem::{MAX_PROBLEMS, Problem, ProblemList};
 use crate::store::{Snapshot, Touched};
 
 mod changed;
@@ -54,6 +54,10 @@ pub struct Planner {
     profiles: Profiles,
     /// Problems of the configuration and of the Node object.
     common_problems: Vec<Problem>,
+    /// The number of problems in footprints.
+    listed_problems: usize,
+    /// Increases when a problem may have changed.
+    problems_revision: u64,
 }
 
 impl Planner {
@@ -79,6 +83,8 @@ impl Planner {
             health_ports: HealthPorts::default(),
             profiles: Profiles::default(),
             common_problems: Vec::new(),
+            listed_problems: 0,
+            problems_revision: 0,
         }
     }
 
@@ -134,30 +140,40 @@ impl Planner {
         self.desired
     }
 
-    /// Returns the problems of the input, sorted.
+    /// Returns the problems of the input, sorted. If there are too many, the last one has the number of the others.
     ///
     /// # Cost
     /// Proportional to the problems, and to the health-check node ports.
     pub fn problems(&self, snapshot: &Snapshot) -> Vec<Problem> {
+        let mut problems = ProblemList::default();
+        self.list_problems(snapshot, &mut problems);
+        problems.finish()
+    }
+
+    /// Returns a number that increases when a problem may have changed. Those of the snapshot have one of their own.
+    pub(crate) fn problems_revision(&self) -> u64 {
+        self.problems_revision
+    }
+
+    /// Adds the problems of the input to `problems`.
+    pub(crate) fn list_problems(&self, snapshot: &Snapshot, problems: &mut ProblemList) {
         let faulty = self.faulty.iter();
         let footprints = faulty.filter_map(|name| self.footprints.get(name));
         let of_services = footprints
             .filter_map(Footprint::parts)
             .flat_map(|parts| &parts.problems);
-        let mut problems: Vec<Problem> = snapshot
-            .problems()
-            .chain(of_services)
-            .chain(&self.common_problems)
-            .cloned()
-            .collect();
+        problems.extend(&self.common_problems);
+        problems.extend(snapshot.problems());
+        problems.leave_out(snapshot.unlisted());
+        problems.extend(of_services);
         for (key, losers) in &self.losers {
             if let Some(winner) = self.desired.virtual_servers.get(key) {
-                problems.extend(losers.iter().map(|loser| conflict(*key, loser, winner)));
+                for loser in losers {
+                    problems.add(|| conflict(*key, loser, winner));
+                }
             }
         }
-        problems.extend(self.health_ports.problems(snapshot));
-        problems.sort();
-        problems
+        problems.extend(&self.health_ports.problems(snapshot));
     }
 
     /// Returns the virtual servers of `key` that lost it to another Service.
@@ -227,6 +243,7 @@ impl Planner {
         let mut before = std::mem::replace(self, empty);
         // Unchanged virtual servers keep theirs.
         self.profiles = before.profiles;
+        self.problems_revision = before.problems_revision + 1;
         for &address in &before.kept_addresses {
             self.require_address(address, &context);
         }
@@ -239,6 +256,7 @@ impl Planner {
                 service.name = known;
             }
             let mut requirements = requirements(&service, &context);
+            self.limit_problems(&mut requirements);
             let footprint = Footprint::take(&mut requirements);
             self.claim(&service.name, requirements, &footprint, &context);
             footprints.push((service.name, footprint));
@@ -287,6 +305,7 @@ impl Planner {
         for name in &names {
             if let Some(service) = snapshot.service(name) {
                 let mut requirements = requirements(&service, &context);
+                self.limit_problems(&mut requirements);
                 let footprint = Footprint::take(&mut requirements);
                 previous.note(&self.desired, &footprint);
                 self.claim(&service.name, requirements, &footprint, &context);
@@ -304,9 +323,17 @@ impl Planner {
         previous.compare(&mut self.desired)
     }
 
+    /// Drops the problems for which there is no room, except one, which stands for the others.
+    fn limit_problems(&self, requirements: &mut Requirements) {
+        let room = MAX_PROBLEMS.saturating_sub(self.listed_problems);
+        requirements.problems.truncate(room.max(1));
+    }
+
     /// Removes the requirements of `name`, which are `footprint`, from the plan.
     fn withdraw(&mut self, name: &ObjectName, footprint: &Footprint) {
-        self.faulty.remove(name);
+        if self.faulty.remove(name) {
+            self.problems_revision += 1;
+        }
         for &key in footprint.keys() {
             let servers = &mut self.desired.virtual_servers;
             let winner = servers.remove_if(&key, |winner| winner.owner.service == *name);
@@ -322,7 +349,9 @@ impl Planner {
         let Some(parts) = footprint.parts() else {
             return;
         };
+        self.listed_problems -= parts.problems.len();
         if let Some(port) = parts.health_port {
+            self.problems_revision += u64::from(self.health_ports.is_contested(port));
             self.health_ports.withdraw(port, name);
         }
         for &address in &parts.local_endpoints {
@@ -352,6 +381,7 @@ impl Planner {
         }
         if let Some((port, check)) = requirements.health_check {
             self.health_ports.claim(port, check);
+            self.problems_revision += u64::from(self.health_ports.is_contested(port));
         }
         for address in footprint.addresses() {
             self.require_address(address, context);
@@ -363,6 +393,8 @@ impl Planner {
                 }
             }
             if !parts.problems.is_empty() {
+                self.listed_problems += parts.problems.len();
+                self.problems_revision += 1;
                 self.faulty.insert(name.clone());
             }
         }
@@ -382,6 +414,7 @@ impl Planner {
         let Some(mut claims) = self.losers.remove(&key) else {
             return;
         };
+        self.problems_revision += 1;
         claims.extend(self.desired.virtual_servers.remove(&key));
         // All are sorted, not only the winner found: the order of the losers must not depend on
         // that of the events.

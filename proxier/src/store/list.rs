@@ -10,7 +10,7 @@ use super::encoded::Encoded;
 use super::kinds::ObjectKind;
 use super::shared::SharedValues;
 use crate::model::ObjectName;
-use crate::problem::Problem;
+use crate::problem::{MAX_PROBLEMS, Problem};
 
 /// The objects of one kind, encoded as they arrive.
 ///
@@ -23,6 +23,8 @@ pub struct ObjectList<T> {
     length: usize,
     /// The problems of the objects that have some, by the object's place.
     problems: BTreeMap<usize, Box<[Problem]>>,
+    /// The number of these problems.
+    listed: usize,
     /// The values whose numbers the objects have, in the order of their first use, so that equal lists are equal
     /// bytes.
     shared: SharedValues,
@@ -39,8 +41,11 @@ impl<T: ObjectKind> ObjectList<T> {
         self.finish_push(parsed.problems);
     }
 
-    fn finish_push(&mut self, problems: Vec<Problem>) {
+    fn finish_push(&mut self, mut problems: Vec<Problem>) {
         if !problems.is_empty() {
+            // One still tells that the object has some.
+            problems.truncate(MAX_PROBLEMS.saturating_sub(self.listed).max(1));
+            self.listed += problems.len();
             self.problems.insert(self.length, problems.into());
         }
         self.length += 1;
@@ -130,6 +135,7 @@ impl<T> Default for ObjectList<T> {
             encoded: Blocks::default(),
             length: 0,
             problems: BTreeMap::new(),
+            listed: 0,
             shared: SharedValues::default(),
             kind: PhantomData,
         }

@@ -5,13 +5,13 @@ use std::marker::PhantomData;
 use std::ops::{Bound, Range};
 
 use super::encoded::Encoded;
+use super::faults::{Faults, FaultyObjects};
 use super::key::{self, KeyBytes};
 use super::kinds::ObjectKind;
 use super::shared::{Renumbering, SharedValues};
 use super::{Parsed, Update};
 use crate::model::ObjectName;
 use crate::packed::pack_set;
-use crate::problem::Problem;
 
 /// The objects of one kind, encoded.
 #[derive(Clone, Debug)]
@@ -21,26 +21,26 @@ pub(super) struct Objects<T> {
     /// found by name.
     unusual_groups: BTreeMap<ObjectName, Box<str>>,
     /// The problems of the objects that have some.
-    problems: BTreeMap<ObjectName, Box<[Problem]>>,
+    faulty: FaultyObjects,
     kind: PhantomData<fn() -> T>,
 }
 
 /// An object at rest with its problems.
 struct Stored {
     encoded: Encoded,
-    problems: Box<[Problem]>,
+    faults: Option<Faults>,
 }
 
 impl Stored {
     /// Returns whether nothing of the object can be used because of its problems.
     fn is_unusable(&self) -> bool {
-        !self.problems.is_empty() && !self.encoded.has_content()
+        self.faults.is_some() && !self.encoded.has_content()
     }
 }
 
 impl PartialEq for Stored {
     fn eq(&self, other: &Self) -> bool {
-        self.encoded.bytes() == other.encoded.bytes() && self.problems == other.problems
+        self.encoded.bytes() == other.encoded.bytes() && self.faults == other.faults
     }
 }
 
@@ -64,7 +64,7 @@ impl<T> Default for Objects<T> {
         Self {
             encoded: BTreeSet::new(),
             unusual_groups: BTreeMap::new(),
-            problems: BTreeMap::new(),
+            faulty: FaultyObjects::default(),
             kind: PhantomData,
         }
     }
@@ -109,8 +109,8 @@ impl<T: ObjectKind> Objects<T> {
             .filter_map(|encoded| encoded.decode(encoded.name(), shared))
     }
 
-    pub(super) fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.values().flatten()
+    pub(super) fn faulty(&self) -> &FaultyObjects {
+        &self.faulty
     }
 
     /// Applies `change` and calls `differs` for each changed object.
@@ -136,17 +136,18 @@ impl<T: ObjectKind> Objects<T> {
                 // Each object passes from one set to the other, and the objects at rest reuse the memory of the
                 // list's blocks, so a relist needs no memory of its own.
                 let mut before = std::mem::take(self);
+                self.faulty = before.faulty.begin_again();
                 let shared_before = all.take_shared();
                 let mut numbers = Renumbering::new(&shared_before);
                 all.consume(|bytes, problems| {
                     let new = Stored {
                         encoded: Encoded::renumbered(bytes, &mut numbers, shared),
-                        problems,
+                        faults: None,
                     };
                     // The last of several objects with one name wins.
                     let old = before.take_older(&new.encoded);
                     let old = old.or_else(|| self.take_older(&new.encoded));
-                    self.put(old, new, shared, &mut differs);
+                    self.put(old, new, problems, shared, &mut differs);
                 });
                 for old in before.encoded {
                     remove(&old, shared, &mut differs);
@@ -165,20 +166,22 @@ impl<T: ObjectKind> Objects<T> {
     ) {
         let stored = Stored {
             encoded: Encoded::encode(&new.name, new.object.as_ref(), shared),
-            problems: new.problems.into(),
+            faults: None,
         };
         let old = self.take(&new.name);
-        self.put(old, stored, shared, differs);
+        self.put(old, stored, new.problems.into(), shared, differs);
     }
 
-    /// Adds `new`, which replaces `old`.
+    /// Adds `new` with its `problems`, which replaces `old`.
     fn put(
         &mut self,
         old: Option<Stored>,
         mut new: Stored,
+        problems: Faults,
         shared: &mut SharedValues,
         differs: &mut impl FnMut(ObjectChange<'_>, &SharedValues),
     ) {
+        new.faults = self.faulty.admit(problems);
         if let Some(old) = &old
             && new.is_unusable()
         {
@@ -201,8 +204,8 @@ impl<T: ObjectKind> Objects<T> {
         if let Some(group) = new.encoded.unusual_group() {
             self.unusual_groups.insert(new.encoded.name(), group.into());
         }
-        if !new.problems.is_empty() {
-            self.problems.insert(new.encoded.name(), new.problems);
+        if let Some(faults) = new.faults {
+            self.faulty.insert(new.encoded.name(), faults);
         }
         self.encoded.insert(new.encoded);
     }
@@ -210,11 +213,8 @@ impl<T: ObjectKind> Objects<T> {
     fn take(&mut self, name: &ObjectName) -> Option<Stored> {
         let encoded = self.encoded.take(&*self.key(name))?;
         self.unusual_groups.remove(name);
-        let problems = self.problems.remove(name);
-        Some(Stored {
-            encoded,
-            problems: problems.unwrap_or_default(),
-        })
+        let faults = self.faulty.remove(name);
+        Some(Stored { encoded, faults })
     }
 
     /// Takes the object with the name of `new`.
@@ -230,14 +230,11 @@ impl<T: ObjectKind> Objects<T> {
             return None;
         }
         let encoded = self.encoded.take(new)?;
-        let problems = match self.problems.is_empty() {
+        let faults = match self.faulty.is_empty() {
             true => None,
-            false => self.problems.remove(&new.name()),
+            false => self.faulty.remove(&new.name()),
         };
-        Some(Stored {
-            encoded,
-            problems: problems.unwrap_or_default(),
-        })
+        Some(Stored { encoded, faults })
     }
 
     fn key(&self, name: &ObjectName) -> KeyBytes {

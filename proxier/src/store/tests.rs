@@ -3,6 +3,7 @@ mod encoding;
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::problem::MAX_PROBLEMS;
 
 fn slice(name: &str, service: &str) -> Parsed<EndpointSlice> {
     let name = ObjectName::new("default", name);
@@ -123,6 +124,43 @@ fn an_unusable_object_keeps_its_last_usable_content() {
     };
     assert_eq!(apply(snapshot, Update::Apply(nothing)), ["web"]);
     assert_eq!(names(snapshot, "web"), [""; 0]);
+}
+
+#[test]
+fn problems_are_listed_up_to_a_bound_and_unusable_objects_beyond_it_keep_their_content() {
+    let count = MAX_PROBLEMS + 10;
+    let name = |number: usize| format!("s{number:05}");
+    let usable: Vec<_> = (0..count)
+        .map(|number| slice(&name(number), "web"))
+        .collect();
+    let unusable = |number: usize| Parsed {
+        object: None,
+        problems: vec![Problem::new(number, "", "", "cannot be read"); 2],
+        ..slice(&name(number), "web")
+    };
+    let all = || (0..count).map(unusable).collect::<Vec<_>>();
+    let counts = |snapshot: &Snapshot| (snapshot.problems().count(), snapshot.unlisted());
+    for is_list in [false, true] {
+        let snapshot = &mut Snapshot::default();
+        apply(snapshot, Update::Reset(usable.clone().into()));
+        match is_list {
+            true => drop(apply(snapshot, Update::Reset(all().into()))),
+            false => drop(apply(snapshot, Update::Merge(all()))),
+        }
+        let (listed, unlisted) = counts(snapshot);
+        assert!(listed <= MAX_PROBLEMS);
+        assert!(unlisted > 0);
+        assert_eq!(names(snapshot, "web").len(), count);
+        // The same again is no difference.
+        assert_eq!(apply(snapshot, Update::Reset(all().into())), [""; 0]);
+        assert_eq!(counts(snapshot), (listed, unlisted));
+        // Solved problems make room.
+        for parsed in &usable[..count - 1] {
+            apply(snapshot, Update::Apply(parsed.clone()));
+        }
+        apply(snapshot, Update::Apply(unusable(count - 1)));
+        assert_eq!(counts(snapshot), (2, 0));
+    }
 }
 
 #[test]

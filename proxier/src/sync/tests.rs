@@ -21,6 +21,7 @@ mod node;
 mod order;
 mod ownership;
 mod partial;
+mod problems;
 mod retire;
 mod schedulers;
 

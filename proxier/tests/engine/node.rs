@@ -171,7 +171,7 @@ impl Node {
     }
 
     /// Asserts that the kernel has what a plan from scratch asks for, and no other object of ours.
-    pub(crate) fn assert_programmed(&self) {
+    pub(crate) fn assert_programmed(&mut self) {
         self.assert_planned_as_from_scratch();
         let state = self.kernel.state();
         let desired = self.proxier.desired();
@@ -211,7 +211,7 @@ impl Node {
     }
 
     /// As [`Self::assert_programmed`], but accepts stale virtual servers and draining destinations.
-    pub(crate) fn assert_serving(&self) {
+    pub(crate) fn assert_serving(&mut self) {
         self.assert_planned_as_from_scratch();
         let state = self.kernel.state();
         let desired = self.proxier.desired();
@@ -259,6 +259,9 @@ impl Node {
         let owned = self.proxier.ledger().owned().clone();
         let before = self.proxier.snapshot().clone();
         step(self);
+        // The list of before must not outlive a change.
+        let problems = self.proxier.problems();
+        assert_eq!(*self.proxier.current_problems(), *problems);
         for (key, destination) in self.kernel.take_lost() {
             let after = self.proxier.snapshot();
             let exists = |name: &ObjectName| {
@@ -273,8 +276,8 @@ impl Node {
 
     /// Asserts that the plan, and the problems, are those of a plan from scratch, except for the addresses of
     /// retired virtual servers.
-    pub(crate) fn assert_planned_as_from_scratch(&self) {
-        let proxier = &self.proxier;
+    pub(crate) fn assert_planned_as_from_scratch(&mut self) {
+        let proxier = &mut self.proxier;
         let (from_scratch, problems) =
             desired(proxier.snapshot(), proxier.machine(), &config(self.drain));
         let mut planned = proxier.desired().clone();
@@ -283,7 +286,7 @@ impl Node {
             from_scratch.addresses.contains_key(address) || !retired.contains(address)
         });
         assert_eq!(planned, from_scratch);
-        assert_eq!(proxier.problems(), problems);
+        assert_eq!(*proxier.current_problems(), *problems);
     }
 
     /// Asserts that neither this process nor the next one writes to the kernel.

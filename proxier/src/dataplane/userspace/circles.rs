@@ -22,7 +22,50 @@ use crate::relay::Counts;
 const SAMPLES: usize = 3;
 
 /// The destinations that are left out of the pools of their virtual servers.
-pub(super) type LeftOut = BTreeMap<ipvs::ServiceKey, BTreeSet<ipvs::DestinationKey>>;
+#[derive(Debug, Default)]
+pub(super) struct LeftOut {
+    by_server: BTreeMap<ipvs::ServiceKey, BTreeSet<ipvs::DestinationKey>>,
+    /// Increases when the Problems about them may have changed.
+    pub(super) revision: u64,
+}
+
+impl LeftOut {
+    fn has(&self, server: &ipvs::ServiceKey, destination: &ipvs::DestinationKey) -> bool {
+        let left_out = self.by_server.get(server);
+        left_out.is_some_and(|left_out| left_out.contains(destination))
+    }
+
+    /// Adds a destination. Returns false if it is left out already.
+    fn add(&mut self, server: &ipvs::ServiceKey, destination: ipvs::DestinationKey) -> bool {
+        self.revision += 1;
+        let left_out = self.by_server.entry(*server).or_default();
+        left_out.insert(destination)
+    }
+
+    /// Removes a destination. Returns whether it was left out.
+    fn remove(&mut self, server: &ipvs::ServiceKey, destination: &ipvs::DestinationKey) -> bool {
+        let Some(left_out) = self.by_server.get_mut(server) else {
+            return false;
+        };
+        let was_left_out = left_out.remove(destination);
+        if left_out.is_empty() {
+            self.by_server.remove(server);
+        }
+        self.revision += u64::from(was_left_out);
+        was_left_out
+    }
+
+    /// Forgets a virtual server that is deleted.
+    pub(super) fn forget(&mut self, server: &ipvs::ServiceKey) {
+        self.revision += u64::from(self.by_server.remove(server).is_some());
+    }
+
+    /// Notes that the owners of these virtual servers may have changed.
+    pub(super) fn note(&mut self, servers: &BTreeSet<ipvs::ServiceKey>) {
+        let is_affected = (self.by_server.keys()).any(|server| servers.contains(server));
+        self.revision += u64::from(is_affected);
+    }
+}
 
 impl Userspace {
     /// Adds a destination to its pool, unless it is a frontend of this relay.
@@ -34,8 +77,7 @@ impl Userspace {
     ) -> Result<(), Failure> {
         let protocols = self.protocols(key);
         if self.is_frontend(&protocols, &destination.key) {
-            let left_out = self.left_out.entry(*key).or_default();
-            return match left_out.insert(destination.key) {
+            return match self.left_out.add(key, destination.key) {
                 true => Ok(()),
                 false => Err(Failure::kernel(Errno::EXIST, op)),
             };
@@ -52,7 +94,7 @@ impl Userspace {
         destination: &ipvs::Destination,
         op: &Op,
     ) -> Result<(), Failure> {
-        if self.is_left_out(key, &destination.key) {
+        if self.left_out.has(key, &destination.key) {
             return Ok(());
         }
         let pool = &self.server(key, op)?.pool;
@@ -67,7 +109,7 @@ impl Userspace {
         destination: &ipvs::DestinationKey,
         op: &Op,
     ) -> Result<(), Failure> {
-        if self.readmit(key, destination) {
+        if self.left_out.remove(key, destination) {
             return Ok(());
         }
         let removed = self.server(key, op)?.pool.remove(socket(destination));
@@ -110,7 +152,7 @@ impl Userspace {
     /// Makes one destination a member of its pool, or none. Returns whether that changed.
     fn settle(&mut self, key: &ipvs::ServiceKey, destination: &ipvs::Destination) -> bool {
         let is_frontend = self.is_frontend(&self.protocols(key), &destination.key);
-        if is_frontend == self.is_left_out(key, &destination.key) {
+        if is_frontend == self.left_out.has(key, &destination.key) {
             return false;
         }
         let Some(server) = self.servers.get(key) else {
@@ -121,32 +163,14 @@ impl Userspace {
             let added = server
                 .pool
                 .add(address, destination.weight, thresholds(destination));
-            self.readmit(key, &destination.key);
+            self.left_out.remove(key, &destination.key);
             return added.is_ok();
         }
         let connections = server.pool.remove(address).unwrap_or_default();
         if connections != Counts::default() {
             self.relay.cut();
         }
-        let left_out = self.left_out.entry(*key).or_default();
-        left_out.insert(destination.key)
-    }
-
-    /// Forgets that a destination is left out. Returns whether it was.
-    fn readmit(&mut self, key: &ipvs::ServiceKey, destination: &ipvs::DestinationKey) -> bool {
-        let Some(left_out) = self.left_out.get_mut(key) else {
-            return false;
-        };
-        let was_left_out = left_out.remove(destination);
-        if left_out.is_empty() {
-            self.left_out.remove(key);
-        }
-        was_left_out
-    }
-
-    fn is_left_out(&self, key: &ipvs::ServiceKey, destination: &ipvs::DestinationKey) -> bool {
-        let left_out = self.left_out.get(key);
-        left_out.is_some_and(|left_out| left_out.contains(destination))
+        self.left_out.add(key, destination.key)
     }
 
     /// Returns the protocols of a virtual server: with a firewall mark, those of the frontends that use it.
@@ -168,7 +192,7 @@ impl Userspace {
     /// Returns a Problem for each Service with endpoints that are left out.
     pub(super) fn circles(&self, desired: &Desired) -> Vec<Problem> {
         let mut services: BTreeMap<&ObjectName, BTreeSet<ipvs::DestinationKey>> = BTreeMap::new();
-        for (key, left_out) in &self.left_out {
+        for (key, left_out) in &self.left_out.by_server {
             if let Some(server) = desired.virtual_servers.get(key) {
                 let of_service = services.entry(&server.owner.service).or_default();
                 of_service.extend(left_out);
