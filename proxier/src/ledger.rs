@@ -52,6 +52,7 @@ pub struct Ledger {
     retired: Retired,
     rules: Option<WrittenRules>,
     mark_key: Option<MarkKey>,
+    is_whole: bool,
     /// Changes of memory that the file does not have yet.
     queue: Vec<Record>,
     file: LedgerFile,
@@ -82,6 +83,7 @@ impl Ledger {
             retired: Retired::default(),
             rules: None,
             mark_key: None,
+            is_whole: file.was_whole(),
             queue: Vec::new(),
             file,
             retry: Timer::retry(),
@@ -92,6 +94,11 @@ impl Ledger {
         // The file has the replayed records already.
         ledger.queue.clear();
         Ok(ledger)
+    }
+
+    /// Returns whether the file existed and was readable whole when it was opened.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.is_whole
     }
 
     /// Returns the owned virtual servers.

@@ -117,6 +117,8 @@ pub struct Machine {
     pub unsupported: BTreeSet<Protocol>,
     /// Addresses of other machines that no object tells.
     pub peers: Peers,
+    /// Virtual servers of other programs where Services ask for frontends. They are left alone.
+    pub foreign: BTreeSet<ipvs::ServiceKey>,
 }
 
 /// The addresses of other machines with which this machine speaks.

@@ -28,6 +28,7 @@ use crate::store::{Event, Snapshot, Touched};
 mod applied;
 mod compare;
 mod flows;
+mod foreign;
 mod health;
 mod kernel;
 mod marks;

@@ -46,6 +46,8 @@ pub struct LedgerFile {
     lines: usize,
     /// Whether the file lacks records: an append failed, or another program changed the file.
     is_behind: bool,
+    /// Whether the last read found records, and could parse each of them.
+    was_whole: bool,
     /// The changes by other programs.
     changes: LastingConditions,
 }
@@ -96,6 +98,7 @@ impl LedgerFile {
             last: None,
             lines: 0,
             is_behind: false,
+            was_whole: false,
             changes: LastingConditions::default(),
         }
     }
@@ -111,6 +114,7 @@ impl LedgerFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(source) => return Err(self.error(source)),
         };
+        self.was_whole = !text.is_empty();
         let mut records = Vec::new();
         let mut first_skipped = None;
         let mut skipped = 0;
@@ -126,10 +130,16 @@ impl LedgerFile {
             }
         }
         if let Some((line, error)) = first_skipped {
+            self.was_whole = false;
             let path = self.path.display();
             tracing::warn!("ledger {path}: line {line}: {error}; lines skipped: {skipped}");
         }
         Ok(records)
+    }
+
+    /// Returns whether the last read found records, and could parse each of them.
+    pub(super) fn was_whole(&self) -> bool {
+        self.was_whole
     }
 
     fn read_text(&mut self) -> io::Result<Vec<u8>> {

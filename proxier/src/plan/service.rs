@@ -287,6 +287,11 @@ impl RequirementsBuilder<'_> {
             port: socket.port(),
         };
         let key = ipvs::ServiceKey::from(frontend);
+        if kind != FrontendKind::ClusterIp && self.context.machine.foreign.contains(&key) {
+            let message = "has a virtual server of another program, which is left alone: this Service is not served \
+                           there. Delete that virtual server, or give the Service another address or port";
+            return self.problem(kind.field(), frontend, message.to_owned());
+        }
         let definition = self.definition(&frontend);
         let profile = self.profile(port, kind, definition, Some(admission));
         self.add(port, key, profile, destinations_of_policy.clone());
@@ -433,10 +438,16 @@ impl RequirementsBuilder<'_> {
         }
     }
 
-    /// Adds a local address, unless the machine has it on an interface.
+    /// Adds a local address, unless the machine has it on an interface, or another program serves all its ports.
     ///
     /// An external IP may be an address of the node itself. The kernel has a local route to it already.
     fn make_local(&mut self, address: IpAddr) {
+        let is_at = |key: &ipvs::ServiceKey| key.address() == Some(address);
+        let mut servers = self.requirements.servers.iter();
+        let is_foreign = self.context.machine.foreign.iter().any(is_at);
+        if is_foreign && !servers.any(|(key, _)| is_at(key)) {
+            return;
+        }
         let is_known = self.requirements.addresses.contains(&address);
         if !is_known && !self.context.machine.has(&address) {
             self.requirements.addresses.push(address);

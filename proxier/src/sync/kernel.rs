@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ipvs_netlink::{Family, ServiceKey};
 
+use super::foreign::Inherited;
 use crate::dataplane::{Dataplane, Failure, Portion};
 use crate::ledger::Owned;
 use crate::observed::{Carrier, Observed};
@@ -45,6 +46,8 @@ pub(super) struct KernelState {
     glances: u32,
     /// The virtual servers and addresses that the next round compares.
     pub(super) pending: Changed,
+    /// The virtual servers without a record that an earlier service proxy left; `None` before the first read.
+    pub(super) inherited: Option<Inherited>,
 }
 
 impl Default for KernelState {
@@ -56,6 +59,7 @@ impl Default for KernelState {
             suspects_drift: false,
             follow_up: Timer::retry(),
             pending: Changed::default(),
+            inherited: None,
             read_at: Duration::ZERO,
             glances: 0,
         }

@@ -15,6 +15,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
+use rustix::io::Errno;
 
 use super::kernel::address_drift;
 use super::node::node_port_addresses;
@@ -119,6 +120,12 @@ impl<D: Dataplane> Proxier<D> {
                 .update(snapshot, &self.machine, Touched::none());
             changed.extend(again);
         }
+        self.follow_plan(&changed);
+        changed
+    }
+
+    /// Tells the ledger, the dataplane and the filter what changed in the plan.
+    pub(super) fn follow_plan(&mut self, changed: &Changed) {
         self.untaken.extend(changed.clone());
         let desired = self.planner.desired();
         for key in &changed.virtual_servers {
@@ -126,13 +133,12 @@ impl<D: Dataplane> Proxier<D> {
                 self.ledger.end_desired(key, wanted);
             }
         }
-        self.dataplane.admit(desired, &changed);
+        self.dataplane.admit(desired, changed);
         if let Some(rules) = &mut self.rules {
             let node = self.input.snapshot.node();
-            rules.filter.follow(desired, &changed, node);
+            rules.filter.follow(desired, changed, node);
             rules.filter.set_links(&self.machine.link_addresses);
         }
-        changed
     }
 
     /// Plans, and reads the whole kernel. Returns the drift.
@@ -143,6 +149,7 @@ impl<D: Dataplane> Proxier<D> {
         // Not a fact that the dataplane reads: `Schedulers` asks for each name once.
         machine.missing_schedulers = std::mem::take(&mut self.machine.missing_schedulers);
         machine.marks = self.take_marks()?;
+        machine.foreign = std::mem::take(&mut self.machine.foreign);
         let peers = &mut machine.peers;
         peers.api_servers = std::mem::take(&mut self.machine.peers.api_servers);
         self.machine = machine;
@@ -150,6 +157,9 @@ impl<D: Dataplane> Proxier<D> {
         let desired = self.planner.desired();
         let owned = self.ledger.owned();
         let mut drifted = (self.kernel).read(expected, &mut self.dataplane, desired, owned, now)?;
+        self.inherit();
+        ours.extend(self.exclude_all_foreign());
+        let desired = self.planner.desired();
         let retired = self.ledger.retired().iter().map(|(key, _)| key);
         let draining = self.ledger.drains().virtual_servers().copied();
         let draining: Vec<_> = draining.chain(retired).collect();
@@ -208,7 +218,12 @@ impl<D: Dataplane> Proxier<D> {
         }
         self.kernel.is_known = true;
         self.kernel.pending.addresses.extend(retries.addresses);
-        self.read_addresses()
+        let drifted = self.read_addresses()?;
+        let keys = std::mem::take(&mut self.kernel.pending.virtual_servers);
+        let changed = self.exclude_foreign(&keys);
+        self.kernel.pending.virtual_servers = keys;
+        self.kernel.pending.extend(changed);
+        Ok(drifted)
     }
 
     /// Reads the service addresses if another program may have changed any. Returns the drift.
@@ -441,6 +456,12 @@ impl<D: Dataplane> Proxier<D> {
         if failure.errno.is_none() {
             // The kernel's answer is lost, so only a resync tells which Ops took effect.
             self.kernel.is_known = false;
+        }
+        if let Op::AddService(service) = op
+            && failure.errno == Some(Errno::EXIST)
+        {
+            // Another program created it since the kernel was read. Whether it is adopted is decided after it is read.
+            self.ledger.disown(&service.key);
         }
         if let Op::AddService(service) | Op::SetService(service) = op
             && failure.is_scheduler_missing()

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::{ObjectName, ServiceCidr};
+use crate::op::AddressForm;
 use crate::store::Parsed;
 
 /// Returns a process with the whole input, after one that served everything and lost its ledger.
@@ -116,4 +117,145 @@ fn a_doubtful_service_range_deletes_nothing_of_another_program() {
             ),
         ]
     );
+}
+
+/// Returns a virtual server of another program, with a destination.
+fn foreign_server(
+    kernel: &mut FakeKernel,
+    address: [u8; 4],
+    protocol: ipvs::Protocol,
+    port: u16,
+) -> ipvs::ServiceKey {
+    let key = ipvs::ServiceKey::Address {
+        protocol,
+        address: address.into(),
+        port,
+    };
+    let destination = ipvs::DestinationKey {
+        address: [192, 0, 2, 99].into(),
+        port: 6443,
+    };
+    let ops = [
+        Op::AddService(ipvs::Service::new(key, "wlc".parse().unwrap())),
+        Op::AddDestination(key, ipvs::Destination::new(destination, 1)),
+    ];
+    assert!(kernel.apply(&ops).iter().all(Result::is_ok));
+    key
+}
+
+/// Returns the cluster with Service `greedy`, which asks for UDP port 53 at an address, and for a node port.
+fn with_greedy(address: &str) -> [Manifest; 4] {
+    let greedy = open_service("greedy", "10.96.3.9", address).node_port(30_053);
+    let [node, service, slice] = whole_cluster();
+    [node, service, slice, greedy]
+}
+
+const VIP: [u8; 4] = [198, 51, 100, 99];
+
+#[test]
+fn a_virtual_server_of_another_program_is_not_adopted() {
+    for (is_running, address) in [(false, VIP), (true, VIP), (true, [172, 18, 0, 2])] {
+        let directory = tempfile::tempdir().unwrap();
+        let ledger = directory.path().join("ledger");
+        let mut kernel = FakeKernel::default();
+        let node_address: IpAddr = [172, 18, 0, 2].into();
+        kernel.machine.addresses.insert(node_address);
+        let mut proxier = proxier(kernel, &ledger);
+        receive(&mut proxier, &whole_cluster());
+        if is_running {
+            proxier.sync(START).unwrap();
+        }
+        let key = foreign_server(&mut proxier.dataplane, address, ipvs::Protocol::Udp, 53);
+        let before = proxier.dataplane.state.virtual_servers[&key].clone();
+        receive(
+            &mut proxier,
+            &with_greedy(&IpAddr::from(address).to_string()),
+        );
+        let mut now = START;
+        let applied = proxier.sync(now).unwrap();
+        assert_eq!(applied.failures().count(), usize::from(is_running));
+        while let Some(due) = proxier.next_due() {
+            now = due;
+            proxier.sync(now).unwrap();
+        }
+        assert_eq!(proxier.resync(now).unwrap().ops, []);
+        let state = &proxier.dataplane.state;
+        assert_eq!(state.virtual_servers[&key], before);
+        assert!(!proxier.ledger().owned().contains(&key));
+        assert!(!state.addresses.contains_key(&VIP.into()));
+        let problems = proxier.problems().into_iter();
+        let problems: Vec<String> = problems.map(|problem| problem.to_string()).collect();
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(
+            problems[0].contains("a virtual server of another program"),
+            "{problems:?}"
+        );
+        // The rest of the Service is served.
+        let node_port = ipvs::ServiceKey::Address {
+            protocol: ipvs::Protocol::Udp,
+            address: node_address,
+            port: 30_053,
+        };
+        assert!(state.virtual_servers.contains_key(&node_port));
+
+        // The other program ends.
+        proxier.dataplane.apply(&[Op::DeleteService(key)]);
+        proxier.resync(now).unwrap();
+        assert!(proxier.ledger().owned().contains(&key));
+        assert_eq!(proxier.problems(), []);
+    }
+}
+
+/// kube-proxy's virtual servers are at addresses of its device, or are node ports.
+#[test]
+fn the_virtual_servers_of_kube_proxy_are_adopted() {
+    for has_ledger in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let ledger = directory.path().join("ledger");
+        let node_address: IpAddr = [172, 18, 0, 2].into();
+        let mut kernel = FakeKernel::default();
+        if has_ledger {
+            kernel = serving(&ledger).dataplane;
+        }
+        kernel.machine.addresses.insert(node_address);
+        for address in [[10, 96, 3, 9], VIP] {
+            let form = AddressForm::Address;
+            kernel.state.leftovers.insert((address.into(), form));
+        }
+        kernel.state.carrier = Some(crate::observed::Carrier {
+            is_ours: false,
+            is_ready: true,
+        });
+        let udp = ipvs::Protocol::Udp;
+        let left = [
+            foreign_server(&mut kernel, [10, 96, 3, 9], udp, 53),
+            foreign_server(&mut kernel, VIP, udp, 53),
+            foreign_server(&mut kernel, [172, 18, 0, 2], udp, 30_053),
+        ];
+        let keepalived = foreign_server(&mut kernel, [172, 18, 0, 2], udp, 53);
+        let mut proxier = proxier(kernel, &ledger);
+        // The node ports come in a later round, when kube-proxy's addresses are gone.
+        receive(&mut proxier, &with_greedy("198.51.100.99")[1..]);
+        let mut now = START;
+        proxier.sync(now).unwrap();
+        while let Some(due) = proxier.next_due() {
+            now = due;
+            proxier.sync(now).unwrap();
+        }
+        receive(&mut proxier, &with_greedy("198.51.100.99"));
+        proxier.resync(now).unwrap();
+        assert_eq!(proxier.problems(), []);
+        assert!(
+            left.iter()
+                .all(|key| proxier.ledger().owned().contains(key))
+        );
+        let own = open_service("own", "10.96.3.8", "172.18.0.2");
+        receive(
+            &mut proxier,
+            &[&with_greedy("198.51.100.99")[..], &[own]].concat(),
+        );
+        proxier.resync(now).unwrap();
+        assert_eq!(proxier.problems().len(), 1);
+        assert!(!proxier.ledger().owned().contains(&keepalived));
+    }
 }

@@ -111,6 +111,18 @@ impl Manifest {
         self
     }
 
+    /// Gives the last port of a Service this node port.
+    ///
+    /// # Panics
+    /// If the Service has no port.
+    #[must_use]
+    pub fn node_port(mut self, number: u16) -> Self {
+        let ports = self.0["spec"]["ports"].as_array_mut();
+        let last = ports.and_then(|ports| ports.last_mut());
+        last.expect("a port")["nodePort"] = json!(number);
+        self
+    }
+
     /// Adds a ready endpoint with this address.
     #[must_use]
     pub fn endpoint(self, address: &str) -> Self {

@@ -1,0 +1,143 @@
+//! Virtual servers of other programs where Services ask for frontends.
+//!
+//! A virtual server that the ledger lacks is adopted only if it is recognisably one of a service proxy: at a cluster IP,
+//! or left by kube-proxy or by an earlier process whose ledger was lost. Whoever may create Services could otherwise take
+//! over the virtual servers of kube-vip or keepalived by asking for their address and port.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipvs_netlink::ServiceKey;
+
+use super::Proxier;
+use crate::dataplane::Dataplane;
+use crate::joined::joined;
+use crate::observed::Observed;
+use crate::op::AddressForm;
+use crate::plan::{Changed, FrontendKind, ServiceAddresses};
+use crate::store::Touched;
+
+/// The virtual servers that an earlier service proxy may have left.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Inherited {
+    /// Those whose address is a service address.
+    at_service_addresses: BTreeSet<ServiceKey>,
+    /// Those at an address of the node, if there are traces of a service proxy. Only node ports can be theirs.
+    at_node_addresses: BTreeSet<ServiceKey>,
+}
+
+impl<D: Dataplane> Proxier<D> {
+    /// Notes which virtual servers an earlier service proxy left, at the first read of the kernel.
+    ///
+    /// Only then, because later the service addresses are those of this process: a foreign virtual server at one of them
+    /// would count as left.
+    pub(super) fn inherit(&mut self) {
+        if self.kernel.inherited.is_some() {
+            return;
+        }
+        let observed = &self.kernel.observed;
+        // Node ports have no service address. Without the ledger, any trace of kube-proxy or of an earlier process counts.
+        // With it, kube-proxy alone has addresses on the device, unless they are the configured form.
+        let is_form = self.planner.config().service_addresses == ServiceAddresses::Dummy;
+        let has_traces = match self.ledger.is_whole() && !is_form {
+            true => are_addresses_on_device(observed),
+            false => observed.carrier.is_some() || !observed.addresses.is_empty(),
+        };
+        let mut inherited = Inherited::default();
+        for key in observed.virtual_servers.keys() {
+            let Some(address) = key.address() else {
+                continue;
+            };
+            if observed.has_address(address) {
+                inherited.at_service_addresses.insert(key);
+            } else if has_traces && self.machine.has(&address) {
+                inherited.at_node_addresses.insert(key);
+            }
+        }
+        self.kernel.inherited = Some(inherited);
+    }
+
+    /// Excludes the frontends among `keys` at which another program has a virtual server. Returns the differences in the
+    /// plan.
+    pub(super) fn exclude_foreign(&mut self, keys: &BTreeSet<ServiceKey>) -> Changed {
+        let found: Vec<ServiceKey> = (keys.iter().copied())
+            .filter(|key| self.is_foreign(key))
+            .collect();
+        self.replan_without(found)
+    }
+
+    /// Does the same for all frontends, and plans those again whose foreign virtual server is gone.
+    pub(super) fn exclude_all_foreign(&mut self) -> Changed {
+        let observed = &self.kernel.observed.virtual_servers;
+        let before = self.machine.foreign.len();
+        self.machine
+            .foreign
+            .retain(|key| observed.contains_key(key));
+        let mut changed = Changed::default();
+        if self.machine.foreign.len() < before {
+            changed = self.replan_without(Vec::new());
+        }
+        let desired = &self.planner.desired().virtual_servers;
+        let observed = &self.kernel.observed.virtual_servers;
+        let both = joined(desired.iter(), observed.iter());
+        let both = both.filter_map(|(key, wanted, found)| {
+            (wanted.is_some() && found.is_some()).then_some(key)
+        });
+        let found = both.filter(|key| self.is_foreign(key)).collect();
+        changed.extend(self.replan_without(found));
+        changed
+    }
+
+    fn replan_without(&mut self, foreign: Vec<ServiceKey>) -> Changed {
+        self.machine.foreign.extend(foreign);
+        let snapshot = &self.input.snapshot;
+        let changed = (self.planner).update(snapshot, &self.machine, Touched::none());
+        self.follow_plan(&changed);
+        changed
+    }
+
+    /// Returns whether the kernel has a virtual server of another program at this desired frontend.
+    fn is_foreign(&self, key: &ServiceKey) -> bool {
+        if self.ledger.owned().contains(key) {
+            return false;
+        }
+        let observed = &self.kernel.observed;
+        let (Some(wanted), Some(address)) = (
+            self.planner.desired().virtual_servers.get(key),
+            key.address(),
+        ) else {
+            return false;
+        };
+        if wanted.profile.kind == FrontendKind::ClusterIp
+            || !observed.virtual_servers.contains_key(key)
+        {
+            return false;
+        }
+        let is_node_port = wanted.profile.kind == FrontendKind::NodePort;
+        let is_inherited = (self.kernel.inherited.as_ref()).is_some_and(|inherited| {
+            let is_node_port_left = is_node_port && inherited.at_node_addresses.contains(key);
+            is_node_port_left || inherited.at_service_addresses.contains(key)
+        });
+        // kube-proxy may run until now, and have created it since the first read.
+        let is_of_kube_proxy = match is_node_port {
+            true => are_addresses_on_device(observed),
+            false => has_address_on_device(observed, address),
+        };
+        if is_inherited || is_of_kube_proxy {
+            return false;
+        }
+        let territory = self.input.territory(&self.machine, &self.excluded);
+        !territory.ours.iter().any(|range| range.contains(address))
+    }
+}
+
+/// Returns whether `kube-ipvs0` has `address` on it, though the configured form is routes.
+fn has_address_on_device(observed: &Observed, address: IpAddr) -> bool {
+    (observed.leftovers).contains(&(address, AddressForm::Address))
+}
+
+/// Returns whether `kube-ipvs0` has addresses on it, though the configured form is routes.
+fn are_addresses_on_device(observed: &Observed) -> bool {
+    let mut leftovers = observed.leftovers.iter();
+    leftovers.any(|(_, form)| *form == AddressForm::Address)
+}
