@@ -114,6 +114,11 @@ impl Filter {
         self.config.masquerade_bit.mark() | accepting | OF_OTHERS
     }
 
+    /// Returns whether `port` is in the range of node ports (`--service-node-port-range`).
+    pub(crate) fn is_node_port(&self, port: u16) -> bool {
+        self.config.node_ports.contains(&port)
+    }
+
     /// Returns the rules that the kernel should have.
     pub fn table(&self) -> &Table {
         self.ruleset.table()

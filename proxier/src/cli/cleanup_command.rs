@@ -244,7 +244,7 @@ impl<'a> Cleanup<'a> {
     }
 
     fn remove(mut self, lock: Option<LedgerLock>) -> anyhow::Result<ExitCode> {
-        let lacks_ledger = !self.flags.state.state_file.exists();
+        let is_ledger_whole = self.proxier.ledger().is_whole();
         if self.has_successor {
             tracing::info!(
                 "kube-proxy serves this node again, so the virtual servers and the addresses of \
@@ -265,8 +265,8 @@ impl<'a> Cleanup<'a> {
         if self.scope == CleanupScope::OursAndKubeProxys {
             return self.remove_kube_proxys();
         }
-        // Rules or addresses without a ledger are of an earlier process whose ledger was lost.
-        if self.has_traces && lacks_ledger && !self.has_successor {
+        // Rules or addresses without a whole ledger are of an earlier process whose ledger was lost or damaged.
+        if self.has_traces && !is_ledger_whole && !self.has_successor {
             return self.check_left();
         }
         Ok(ExitCode::SUCCESS)
@@ -355,7 +355,7 @@ impl<'a> Cleanup<'a> {
         }
         let samples: Vec<String> = left.iter().take(SAMPLES).map(ToString::to_string).collect();
         tracing::error!(
-            "{} does not exist, so the owners of the {} virtual servers that remain are unknown \
+            "{} did not exist or lacked records, so the owners of the {} virtual servers that remain are unknown \
              ({}{}); delete those of Services with ipvsadm",
             self.flags.state.state_file.display(),
             left.len(),

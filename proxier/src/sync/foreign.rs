@@ -7,11 +7,12 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use ipvs_netlink::ServiceKey;
+use ipvs_netlink::{Forwarding, ServiceKey};
 
 use super::Proxier;
 use crate::dataplane::Dataplane;
 use crate::joined::joined;
+use crate::model::ServicePortName;
 use crate::observed::Observed;
 use crate::op::AddressForm;
 use crate::plan::{Changed, FrontendKind, ServiceAddresses};
@@ -24,6 +25,8 @@ pub(super) struct Inherited {
     at_service_addresses: BTreeSet<ServiceKey>,
     /// Those at an address of the node, if there are traces of a service proxy. Only node ports can be theirs.
     at_node_addresses: BTreeSet<ServiceKey>,
+    /// Those of an earlier process of this program whose ledger was lost. If no Service asks for them, they are deleted.
+    of_lost_ledger: Vec<ServiceKey>,
 }
 
 impl<D: Dataplane> Proxier<D> {
@@ -35,6 +38,8 @@ impl<D: Dataplane> Proxier<D> {
         if self.kernel.inherited.is_some() {
             return;
         }
+        // Before this process writes any.
+        let has_our_rules = matches!(self.dataplane.rules_generation(), Ok(Some(_)));
         let observed = &self.kernel.observed;
         // Node ports have no service address. Without the ledger, any trace of kube-proxy or of an earlier process counts.
         // With it, kube-proxy alone has addresses on the device, unless they are the configured form.
@@ -43,11 +48,26 @@ impl<D: Dataplane> Proxier<D> {
             true => are_addresses_on_device(observed),
             false => observed.carrier.is_some() || !observed.addresses.is_empty(),
         };
+        let is_ours_lost = !self.ledger.is_whole() && has_our_rules;
         let mut inherited = Inherited::default();
-        for key in observed.virtual_servers.keys() {
-            let Some(address) = key.address() else {
+        for (key, server) in observed.virtual_servers.iter() {
+            let ServiceKey::Address { address, port, .. } = key else {
                 continue;
             };
+            let is_in_reach = match self.machine.has(&address) {
+                true => self
+                    .rules
+                    .as_ref()
+                    .is_some_and(|rules| rules.filter.is_node_port(port)),
+                false => observed.has_address(address),
+            };
+            let mut destinations = server.destinations.iter();
+            if is_ours_lost
+                && is_in_reach
+                && destinations.all(|it| it.forwarding == Forwarding::Masquerade)
+            {
+                inherited.of_lost_ledger.push(key);
+            }
             if observed.has_address(address) {
                 inherited.at_service_addresses.insert(key);
             } else if has_traces && self.machine.has(&address) {
@@ -85,7 +105,35 @@ impl<D: Dataplane> Proxier<D> {
         });
         let found = both.filter(|key| self.is_foreign(key)).collect();
         changed.extend(self.replan_without(found));
+        self.own_lost();
         changed
+    }
+
+    /// Records the virtual servers of an earlier process whose ledger was lost, so that this round deletes those that no
+    /// Service asks for: the endpoint's address may be another tenant's by now.
+    ///
+    /// Not before the Node is known, because the plan may lack node ports until then.
+    fn own_lost(&mut self) {
+        let (Some(inherited), Some(_)) = (&mut self.kernel.inherited, self.input.snapshot.node())
+        else {
+            return;
+        };
+        let desired = &self.planner.desired().virtual_servers;
+        let mut lost = std::mem::take(&mut inherited.of_lost_ledger);
+        lost.retain(|key| !desired.contains_key(key) && !self.ledger.owned().contains(key));
+        let Some(first) = lost.first() else {
+            return;
+        };
+        let count = lost.len();
+        tracing::warn!(
+            "the ledger was lost or damaged: {count} virtual servers that no Service asks for, for example {first}, \
+             count as this program's, because its packet rules exist; they are deleted"
+        );
+        // No Service has this name, so nothing delays the deletion.
+        let nobody = ServicePortName::from("");
+        for key in lost {
+            self.ledger.own(key, &nobody);
+        }
     }
 
     fn replan_without(&mut self, foreign: Vec<ServiceKey>) -> Changed {

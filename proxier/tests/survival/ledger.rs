@@ -80,6 +80,25 @@ fn a_lost_ledger_costs_no_ownership() {
 }
 
 #[test]
+fn a_service_that_was_deleted_while_the_ledger_was_lost_leaves_no_open_node_port() {
+    lab::test(|| {
+        let (_cluster, mut daemon, _) = serving(&AT_ONCE);
+        daemon.api.apply(with_node_port());
+        daemon.eventually("the node port", has_node_port);
+        daemon.kill();
+        std::fs::remove_file(daemon.ledger()).unwrap();
+        daemon.api.delete(&web_key());
+        daemon.start();
+        daemon.eventually("the kernel has nothing", || virtual_servers().is_empty());
+        let log = daemon.log();
+        assert!(
+            log.contains("virtual servers that no Service asks for"),
+            "{log}"
+        );
+    });
+}
+
+#[test]
 fn a_second_process_exits_and_names_the_first() {
     lab::test(|| {
         let (_cluster, mut daemon, mut connections) = serving(&AT_ONCE);
@@ -113,12 +132,26 @@ fn a_second_process_exits_and_names_the_first() {
 /// Without the ledger, `cleanup` cannot know the owners of virtual servers.
 #[test]
 fn cleanup_without_the_ledger_names_what_it_left() {
+    cleanup_names_what_it_left(|ledger| std::fs::remove_file(ledger).unwrap());
+}
+
+/// A full file system has cut the ledger off within a line.
+#[test]
+fn cleanup_with_a_part_of_the_ledger_names_what_it_left() {
+    cleanup_names_what_it_left(|ledger| {
+        let text = std::fs::read_to_string(ledger).unwrap();
+        let cut = text.find(":30080").unwrap();
+        std::fs::write(ledger, &text[..cut]).unwrap();
+    });
+}
+
+fn cleanup_names_what_it_left(damage: impl Fn(&Path) + Send + Sync) {
     lab::test(|| {
         let (_cluster, mut daemon, _) = serving(&AT_ONCE);
         daemon.api.apply(with_node_port());
         daemon.eventually("the node port", has_node_port);
         daemon.terminate();
-        std::fs::remove_file(daemon.ledger()).unwrap();
+        damage(&daemon.ledger());
         let cleanup = daemon.command("cleanup").output().unwrap();
         assert_eq!(cleanup.status.code(), Some(1), "{cleanup:?}");
         let words = words(&cleanup);

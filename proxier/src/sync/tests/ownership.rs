@@ -206,6 +206,45 @@ fn a_virtual_server_of_another_program_is_not_adopted() {
     }
 }
 
+#[test]
+fn what_an_earlier_process_left_is_deleted_without_its_ledger() {
+    for has_node in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let ledger = directory.path().join("ledger");
+        let mut kernel = FakeKernel::default();
+        kernel.machine.addresses.insert([172, 18, 0, 2].into());
+        let mut first = proxier(kernel, &ledger);
+        receive(&mut first, &with_greedy("198.51.100.99"));
+        first.sync(START).unwrap();
+        let mut kernel = first.dataplane;
+        std::fs::remove_file(&ledger).unwrap();
+        let ours: Vec<_> = kernel.state.virtual_servers.keys().collect();
+        let udp = ipvs::Protocol::Udp;
+        let others = [
+            foreign_server(&mut kernel, [172, 18, 0, 2], udp, 53),
+            foreign_server(&mut kernel, [192, 0, 2, 7], udp, 30_053),
+        ];
+        let mut next = proxier(kernel, &ledger);
+        // Greedy was deleted meanwhile.
+        let known = usize::from(!has_node);
+        receive(&mut next, &whole_cluster()[known..]);
+        next.resync(START).unwrap();
+        let node_port = |proxier: &Fake| {
+            let mut keys = proxier.dataplane.state.virtual_servers.keys();
+            keys.any(|key| matches!(key, ipvs::ServiceKey::Address { port: 30_053, .. } if key != others[1]))
+        };
+        assert_eq!(node_port(&next), !has_node);
+        receive(&mut next, &whole_cluster());
+        next.resync(START).unwrap();
+        assert!(!node_port(&next));
+        let left: Vec<_> = next.dataplane.state.virtual_servers.keys().collect();
+        let is_greedy = |key: &ipvs::ServiceKey| next.ledger().owned().owner(key).is_none();
+        let strangers = left.iter().filter(|key| is_greedy(key));
+        // Without service ranges, its cluster IP is recognised by our route.
+        assert_eq!(strangers.copied().collect::<Vec<_>>(), others, "{ours:?}");
+    }
+}
+
 /// kube-proxy's virtual servers are at addresses of its device, or are node ports.
 #[test]
 fn the_virtual_servers_of_kube_proxy_are_adopted() {
