@@ -6,7 +6,10 @@
 //! * [`userspace`]: a relay in this process instead of IPVS.
 //! * [`companion`]: a real kernel, with a relay for loopback addresses.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
@@ -39,6 +42,14 @@ pub trait Dataplane {
     /// # Errors
     /// If they cannot be read.
     fn machine(&mut self) -> Result<Machine, Failure>;
+
+    /// Reads each link's first IPv4 address that is not link-local, by the link's name.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn link_addresses(&mut self) -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {
+        Ok(BTreeMap::new())
+    }
 
     /// Returns a new key of firewall marks, which nobody can predict.
     ///

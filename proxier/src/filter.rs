@@ -184,6 +184,11 @@ impl Filter {
         }
     }
 
+    /// Returns whether rules depend on the addresses of links (`--arp=services`).
+    pub(crate) fn needs_links(&self) -> bool {
+        self.config.hides_arp
+    }
+
     /// Sets the addresses with which the node sends ARP requests, by link.
     pub(crate) fn set_links(&mut self, links: &LinkAddresses) {
         if self.links != *links {

@@ -11,7 +11,7 @@
 //! that an event touched, and returns what changed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,8 +96,6 @@ pub struct Machine {
     /// The addresses of its interfaces, without service addresses, loopback and IPv6 link-local
     /// addresses.
     pub addresses: BTreeSet<IpAddr>,
-    /// Each link's first IPv4 address that is not link-local, by the link's name.
-    pub link_addresses: BTreeMap<Arc<str>, Ipv4Addr>,
     /// The addresses of the devices in `--yield-devices`, each with its device. No virtual server is
     /// programmed there, because programs behind these devices serve them. Not in `addresses`.
     pub yielded: BTreeMap<IpAddr, Arc<str>>,

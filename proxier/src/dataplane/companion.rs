@@ -8,7 +8,10 @@
 //! The kernel drops packets that leave a loopback address for an endpoint (`ip_route_output_key_hash_rcu`,
 //! martian sources), so no virtual server at 127.0.0.1 reaches one.
 
+use std::collections::BTreeMap;
 use std::iter;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
@@ -62,6 +65,10 @@ impl Companion {
 impl Dataplane for Companion {
     fn machine(&mut self) -> Result<Machine, Failure> {
         self.linux.machine()
+    }
+
+    fn link_addresses(&mut self) -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {
+        self.linux.link_addresses()
     }
 
     fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {

@@ -1,6 +1,8 @@
 //! The Linux kernel, through netlink sockets: IPVS, rtnetlink, nf_tables and conntrack.
 
-use std::net::IpAddr;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
@@ -172,10 +174,13 @@ impl AddressTable {
 impl Dataplane for Linux {
     fn machine(&mut self) -> Result<Machine, Failure> {
         Ok(Machine {
-            link_addresses: link_addresses::read()?,
             peers: self.addresses.read_peers(),
             ..self.addresses.read_machine()?
         })
+    }
+
+    fn link_addresses(&mut self) -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {
+        link_addresses::read()
     }
 
     fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {

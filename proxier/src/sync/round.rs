@@ -137,7 +137,6 @@ impl<D: Dataplane> Proxier<D> {
         if let Some(rules) = &mut self.rules {
             let node = self.input.snapshot.node();
             rules.filter.follow(desired, changed, node);
-            rules.filter.set_links(&self.machine.link_addresses);
         }
     }
 
@@ -153,6 +152,13 @@ impl<D: Dataplane> Proxier<D> {
         let peers = &mut machine.peers;
         peers.api_servers = std::mem::take(&mut self.machine.peers.api_servers);
         self.machine = machine;
+        if let Some(rules) = self
+            .rules
+            .as_mut()
+            .filter(|rules| rules.filter.needs_links())
+        {
+            rules.filter.set_links(&self.dataplane.link_addresses()?);
+        }
         ours.extend(self.plan_touched(now));
         let desired = self.planner.desired();
         let owned = self.ledger.owned();
