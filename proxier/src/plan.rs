@@ -96,6 +96,8 @@ pub struct Machine {
     /// The addresses of its interfaces, without service addresses, loopback and IPv6 link-local
     /// addresses.
     pub addresses: BTreeSet<IpAddr>,
+    /// Those of its addresses that should not be the source of its connections.
+    pub flawed_sources: BTreeMap<IpAddr, SourceFlaw>,
     /// The addresses of the devices in `--yield-devices`, each with its device. No virtual server is
     /// programmed there, because programs behind these devices serve them. Not in `addresses`.
     pub yielded: BTreeMap<IpAddr, Arc<str>>,
@@ -136,6 +138,25 @@ impl Machine {
     pub fn has(&self, address: &IpAddr) -> bool {
         self.addresses.contains(address) || self.yielded.contains_key(address)
     }
+
+    /// Notes a flaw of an address, unless a worse one is known.
+    pub(crate) fn flaw(&mut self, address: IpAddr, flaw: SourceFlaw) {
+        let known = self.flawed_sources.entry(address).or_insert(flaw);
+        *known = flaw.max(*known);
+    }
+}
+
+/// Why an address should not be the source of connections, the worst reason last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SourceFlaw {
+    /// New connections should not use it (RFC 4862).
+    Deprecated,
+    /// A routing rule sends packets from it to a table of its own, which may lack the routes to Pods.
+    ///
+    /// After IPVS has chosen an endpoint, the kernel routes the packet again by its source (`ip_route_me_harder`).
+    SelectedByRule,
+    /// Duplicate address detection has not ended, or found a duplicate.
+    Unusable,
 }
 
 /// A desired virtual server. Its key is that of its entry in [`Desired`].

@@ -131,7 +131,7 @@ pub mod plan {
     pub use crate::plan::{
         Admission, Availability, Changed, Desired, FrontendKind, Machine, MarkedClients,
         NodePortAddresses, Peers, PlanConfig, Planner, Profile, RelayOptions, Scope,
-        ServiceAddresses, VirtualServer, desired,
+        ServiceAddresses, SourceFlaw, VirtualServer, desired,
     };
 }
 

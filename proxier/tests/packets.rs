@@ -27,6 +27,7 @@ mod packets {
     mod output;
     mod plugin;
     mod policy;
+    mod policy_routing;
     mod replacement;
     pub(super) mod scene;
     mod sctp;

@@ -29,6 +29,7 @@ mod mtu;
 mod next_hops;
 mod notice_filter;
 mod revival;
+mod routing_rules;
 mod rtnetlink;
 mod virtual_servers;
 
@@ -173,10 +174,10 @@ impl AddressTable {
 
 impl Dataplane for Linux {
     fn machine(&mut self) -> Result<Machine, Failure> {
-        Ok(Machine {
-            peers: self.addresses.read_peers(),
-            ..self.addresses.read_machine()?
-        })
+        let mut machine = self.addresses.read_machine()?;
+        self.addresses.read_rules(&mut machine)?;
+        machine.peers = self.addresses.read_peers();
+        Ok(machine)
     }
 
     fn link_addresses(&mut self) -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {

@@ -1,13 +1,12 @@
 //! The input of a Service's plan other than the Service and its endpoints.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipvs_netlink as ipvs;
 
 use super::elsewhere::Elsewhere;
 use super::endpoints::Topology;
-use super::{Machine, PlanConfig, ServiceAddresses};
+use super::{Machine, PlanConfig, ServiceAddresses, SourceFlaw};
 use crate::model::Family;
 use crate::problem::Problem;
 use crate::store::Snapshot;
@@ -60,8 +59,7 @@ impl<'a> Context<'a> {
             machine,
             scheduler: default_scheduler(config, machine),
             node_ports: [serving(Family::V4), serving(Family::V6)],
-            sources: [Family::V4, Family::V6]
-                .map(|family| source(snapshot, &machine.addresses, family)),
+            sources: [Family::V4, Family::V6].map(|family| source(snapshot, machine, family)),
             elsewhere: Elsewhere::new(snapshot, machine),
         }
     }
@@ -112,6 +110,9 @@ impl<'a> Context<'a> {
     /// Returns the problems of the configuration and of the Node object.
     pub(super) fn problems(&self) -> Vec<Problem> {
         let mut problems = self.foreign_node_addresses();
+        if self.config.service_addresses != ServiceAddresses::Dummy {
+            problems.extend(self.missing_sources());
+        }
         let wanted = self.config.scheduler;
         if self.scheduler != wanted {
             let message = format!(
@@ -134,9 +135,18 @@ impl<'a> Context<'a> {
                 continue;
             };
             // The machine's addresses do not include loopback addresses, which every machine has.
-            if self.machine.addresses.contains(&address) || address.is_loopback() {
+            let flaw = self.machine.flawed_sources.get(&address);
+            let is_usable = flaw != Some(&SourceFlaw::Unusable);
+            let is_own = self.machine.addresses.contains(&address);
+            if is_own && is_usable || address.is_loopback() {
                 continue;
             }
+            let what = match is_own {
+                false => "is not an address of this machine",
+                true => {
+                    "is tentative or a duplicate (`ip -6 address` says dadfailed), so it is no source"
+                }
+            };
             let instead = match self.source_of(family) {
                 Some(source) => format!("{source}"),
                 None => "the service address".to_owned(),
@@ -146,12 +156,35 @@ impl<'a> Context<'a> {
                 "status.addresses",
                 address,
                 format!(
-                    "is not an address of this machine; its connections to {name} service addresses \
-                     come from {instead} instead"
+                    "{what}; its connections to {name} service addresses come from {instead} instead"
                 ),
             ));
         }
         problems
+    }
+
+    /// Returns a problem if each IPv6 address of the machine has a flaw that its connections suffer from.
+    ///
+    /// In IPv4, the service address is a good source too.
+    fn missing_sources(&self) -> Option<Problem> {
+        let flaws = &self.machine.flawed_sources;
+        let mut all = self.machine.addresses.iter().filter(|it| it.is_ipv6());
+        if self.source_of(Family::V6).is_some() {
+            return None;
+        }
+        let first = all.next()?;
+        let message = match flaws.get(first) {
+            Some(SourceFlaw::SelectedByRule) => {
+                "is selected by a routing rule, as each usable IPv6 address of this node: its connections to IPv6 \
+                 Services find no endpoint unless the rule's table has routes to it; the usual remedy is `ip -6 rule \
+                 add to POD-NETWORK lookup main` with a lower preference"
+            }
+            _ => {
+                "is tentative or a duplicate, or selected by a routing rule, as each IPv6 address of this node: its \
+                 connections to IPv6 Services may fail; give the node another address"
+            }
+        };
+        Some(Problem::new("This node", "IPv6 addresses", first, message))
     }
 }
 
@@ -164,22 +197,147 @@ fn default_scheduler(config: &PlanConfig, machine: &Machine) -> ipvs::SchedulerN
     ipvs::SchedulerName::new(FALLBACK).unwrap_or(chosen)
 }
 
-/// Returns the Node object's address if the machine has it, otherwise the machine's lowest address.
+/// Returns the preferred source of connections to service addresses of a family: the Node object's address if the
+/// machine has it, otherwise the machine's lowest address. `None` if no address suits.
 ///
 /// The Node object alone does not decide, because the kernel rejects a route whose preferred source is not
 /// local (`fib_valid_prefsrc`).
-fn source(
-    snapshot: &Snapshot,
-    machine_addresses: &BTreeSet<IpAddr>,
-    family: Family,
-) -> Option<IpAddr> {
-    let named = snapshot
-        .node()
-        .and_then(|node| node.address(family))
-        .filter(|address| machine_addresses.contains(address));
+///
+/// Without a source, the kernel uses the service address itself in IPv4. That needs no other address of the machine:
+/// the connections are masqueraded. In IPv6 it uses any address of the machine, so one without flaw is better.
+fn source(snapshot: &Snapshot, machine: &Machine, family: Family) -> Option<IpAddr> {
+    let named = snapshot.node().and_then(|node| node.address(family));
+    let flaw = |address: &IpAddr| machine.flawed_sources.get(address).copied();
+    let is_ruled = |address: &IpAddr| flaw(address) == Some(SourceFlaw::SelectedByRule);
+    let addresses = machine.addresses.iter().copied();
+    let usable = addresses
+        .filter(|&address| Family::from(address) == family)
+        .filter(|address| flaw(address) != Some(SourceFlaw::Unusable));
     // The addresses are ordered, so each process chooses the same one.
-    named.or_else(|| {
-        let mut addresses = machine_addresses.iter().copied();
-        addresses.find(|&address| Family::from(address) == family)
-    })
+    let chosen = usable.min_by_key(|address| {
+        let is_evaded = family == Family::V6 && is_ruled(address);
+        (is_evaded, Some(*address) != named, flaw(address))
+    });
+    chosen.filter(|address| !is_ruled(address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V4: [&str; 2] = ["172.18.0.2", "10.0.0.1"];
+    const V6: [&str; 3] = ["2001:db8::1", "2001:db8::2", "2001:db8::3"];
+
+    fn machine(flaws: &[(&str, SourceFlaw)]) -> Machine {
+        let parse = |text: &&str| text.parse::<IpAddr>().unwrap();
+        let mut machine = Machine {
+            addresses: V4.iter().chain(&V6).map(parse).collect(),
+            ..Machine::default()
+        };
+        for (address, flaw) in flaws {
+            machine.flaw(parse(address), *flaw);
+        }
+        machine
+    }
+
+    #[test]
+    fn the_source_of_connections_has_no_flaw() {
+        use SourceFlaw::{Deprecated, SelectedByRule, Unusable};
+        let [named4, other4] = V4;
+        let [low, named6, high] = V6;
+        let node = crate::model::Node {
+            addresses: [named4, named6].map(|it| it.parse().unwrap()).into(),
+            name: "node-a".into(),
+            zone: None,
+            region: None,
+            pod_cidrs: Vec::new(),
+            is_leaving: false,
+        };
+        let mut named = Snapshot::default();
+        named.apply(
+            crate::store::Event::Node(node),
+            &mut crate::store::Touched::none(),
+        );
+        let unnamed = Snapshot::default();
+        let all = |flaw| {
+            V4.iter()
+                .chain(&V6)
+                .map(|it| (*it, flaw))
+                .collect::<Vec<_>>()
+        };
+        for (scenario, snapshot, flaws, v4, v6) in [
+            ("none", &named, vec![], Some(named4), Some(named6)),
+            ("no Node", &unnamed, vec![], Some(other4), Some(low)),
+            (
+                "tentative",
+                &named,
+                vec![(named6, Unusable)],
+                Some(named4),
+                Some(low),
+            ),
+            (
+                "lowest failed",
+                &unnamed,
+                vec![(low, Unusable)],
+                Some(other4),
+                Some(named6),
+            ),
+            (
+                "lowest failed",
+                &named,
+                vec![(low, Unusable)],
+                Some(named4),
+                Some(named6),
+            ),
+            ("all failed", &named, all(Unusable), None, None),
+            (
+                "deprecated",
+                &unnamed,
+                vec![(low, Deprecated)],
+                Some(other4),
+                Some(named6),
+            ),
+            (
+                "all deprecated",
+                &unnamed,
+                all(Deprecated),
+                Some(other4),
+                Some(low),
+            ),
+            (
+                "named deprecated",
+                &named,
+                vec![(named6, Deprecated)],
+                Some(named4),
+                Some(named6),
+            ),
+            (
+                "rules",
+                &named,
+                vec![(named4, SelectedByRule), (named6, SelectedByRule)],
+                None,
+                Some(low),
+            ),
+            (
+                "rule for another",
+                &named,
+                vec![(other4, SelectedByRule)],
+                Some(named4),
+                Some(named6),
+            ),
+            (
+                "worst flaw",
+                &named,
+                vec![(low, Unusable), (low, Deprecated), (named6, Unusable)],
+                Some(named4),
+                Some(high),
+            ),
+            ("rules for all", &named, all(SelectedByRule), None, None),
+        ] {
+            let machine = machine(&flaws);
+            let chosen = [Family::V4, Family::V6].map(|family| source(snapshot, &machine, family));
+            let expected = [v4, v6].map(|it| it.map(|it| it.parse().unwrap()));
+            assert_eq!(chosen, expected, "{scenario}");
+        }
+    }
 }

@@ -13,18 +13,17 @@ use rustix::io::Errno;
 use super::link::{
     Device, create_carrier, delete_carrier, find_link, prepare_carrier, release_carrier,
 };
-use super::mtu;
-use super::next_hops;
 use super::rtnetlink::{
     AF_INET, AF_INET6, CARRIER_METRIC, InterfaceAddress, LOOPBACK_INDEX, LOOPBACK_METRIC,
     LocalRoute, OUR_PROTOCOL, RTM_DELADDR, RTM_DELROUTE, RTM_GETADDR, RTM_GETROUTE, RTM_NEWADDR,
     RTM_NEWROUTE, read_interface_address, read_local_route, write_addresses_on,
     write_interface_address, write_local_routes, write_route,
 };
+use super::{mtu, next_hops, routing_rules};
 use crate::dataplane::{Failure, Outcome};
 use crate::observed::{Carrier, LocalAddresses};
 use crate::op::{AddressForm, CARRIER, Op};
-use crate::plan::{Machine, Peers, ServiceAddresses};
+use crate::plan::{Machine, Peers, ServiceAddresses, SourceFlaw};
 
 /// The prefix length of the link-local addresses that the kernel generates.
 const LINK_LOCAL_LENGTH: u8 = 64;
@@ -84,6 +83,9 @@ impl Addresses {
             if Some(entry.interface) == carrier || is_on_every_machine(entry.address) {
                 continue;
             }
+            if let Some(flaw) = entry.flaw() {
+                machine.flaw(entry.address, flaw);
+            }
             match yield_devices.get(&entry.interface) {
                 Some(name) => _ = machine.yielded.insert(entry.address, name.clone()),
                 None => _ = machine.addresses.insert(entry.address),
@@ -95,6 +97,18 @@ impl Addresses {
         } = &mut machine;
         yielded.retain(|address, _| !addresses.contains(address));
         Ok(machine)
+    }
+
+    /// Notes the addresses of `machine` that routing rules of other programs select as sources.
+    pub(super) fn read_rules(&mut self, machine: &mut Machine) -> Result<(), Failure> {
+        let rules = routing_rules::sources(&mut self.transport)?;
+        let addresses = machine.addresses.iter().copied();
+        let is_selected = |it: &IpAddr| rules.iter().any(|rule| rule.contains(*it));
+        let selected: Vec<IpAddr> = addresses.filter(is_selected).collect();
+        for address in selected {
+            machine.flaw(address, SourceFlaw::SelectedByRule);
+        }
+        Ok(())
     }
 
     /// Reads the MTU that our IPv4 routes should have.

@@ -18,7 +18,7 @@ use crate::model::Family;
 
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
-const RTM_GETRULE: u16 = 34;
+pub(super) const RTM_GETRULE: u16 = 34;
 
 const FR_ACT_TO_TBL: u8 = 1;
 const FRA_PRIORITY: u16 = 6;

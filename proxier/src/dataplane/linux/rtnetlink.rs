@@ -7,6 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipvs_netlink::attr::{Attribute, Writer, attributes};
 use ipvs_netlink::{Error, Result};
 
+use crate::plan::SourceFlaw;
+
 pub(super) const RTM_NEWADDR: u16 = 20;
 pub(super) const RTM_DELADDR: u16 = 21;
 pub(super) const RTM_GETADDR: u16 = 22;
@@ -45,6 +47,13 @@ const IFA_ADDRESS: u16 = 1;
 pub(super) const IFA_LOCAL: u16 = 2;
 /// The name of an IPv4 address: that of its device, perhaps followed by a colon and text.
 pub(super) const IFA_LABEL: u16 = 3;
+/// All flags; the header has the lowest eight only.
+const IFA_FLAGS: u16 = 8;
+
+const IFA_F_OPTIMISTIC: u32 = 0x04;
+const IFA_F_DADFAILED: u32 = 0x08;
+const IFA_F_DEPRECATED: u32 = 0x20;
+const IFA_F_TENTATIVE: u32 = 0x40;
 
 /// The index of `lo`, the same in every network namespace.
 pub(super) const LOOPBACK_INDEX: u32 = 1;
@@ -82,6 +91,8 @@ pub(super) struct InterfaceAddress {
     pub(super) address: IpAddr,
     pub(super) prefix_length: u8,
     pub(super) interface: u32,
+    /// Its `IFA_FLAGS`; 0 in a request.
+    pub(super) flags: u32,
 }
 
 impl InterfaceAddress {
@@ -91,7 +102,18 @@ impl InterfaceAddress {
             address,
             prefix_length: family(address).1,
             interface,
+            flags: 0,
         }
+    }
+
+    /// Returns why it should not be the source of a route.
+    pub(super) fn flaw(&self) -> Option<SourceFlaw> {
+        let has = |flag| self.flags & flag != 0;
+        // The kernel rejects a route with such a source (`ipv6_chk_addr`).
+        if has(IFA_F_DADFAILED) || has(IFA_F_TENTATIVE) && !has(IFA_F_OPTIMISTIC) {
+            return Some(SourceFlaw::Unusable);
+        }
+        has(IFA_F_DEPRECATED).then_some(SourceFlaw::Deprecated)
     }
 
     /// Returns whether it has no network.
@@ -210,14 +232,15 @@ pub(super) fn write_interface_address(writer: &mut Writer<'_>, address: &Interfa
 /// Parses an address on an interface; `None` if it is no IP address.
 pub(super) fn read_interface_address(payload: &[u8]) -> Result<Option<InterfaceAddress>> {
     let (header, rest) = split::<8>(payload)?;
-    let [family, prefix_length, _, _, a, b, c, d] = header;
-    let (mut local, mut address) = (None, None);
+    let [family, prefix_length, flags, _, a, b, c, d] = header;
+    let (mut local, mut address, mut flags) = (None, None, u32::from(flags));
     for attribute in attributes(rest) {
         let attribute = attribute?;
         match attribute.kind {
             // On a point-to-point link, IFA_ADDRESS is the address of the peer.
             IFA_LOCAL => local = read_address(&attribute, family)?,
             IFA_ADDRESS => address = read_address(&attribute, family)?,
+            IFA_FLAGS => flags = attribute.u32()?,
             _ => {}
         }
     }
@@ -226,6 +249,7 @@ pub(super) fn read_interface_address(payload: &[u8]) -> Result<Option<InterfaceA
         address,
         prefix_length,
         interface,
+        flags,
     }))
 }
 
