@@ -8,8 +8,8 @@
 //!
 //! Responses are in Kubernetes' protobuf, or in JSON: each says which ([`Encoding`]).
 //!
-//! A follower per kind lists the objects once and then watches them, over its own connection. A
-//! list becomes one [`Update::Reset`](crate::store::Update::Reset). If the server can stream lists
+//! A follower per kind lists the objects once and then watches them. With HTTP/2, all share a connection; with HTTP/1.1,
+//! each has its own. A list becomes one [`Update::Reset`](crate::store::Update::Reset). If the server can stream lists
 //! (KEP-3157), the list arrives over the watch; otherwise it is requested. The server serves both
 //! from its watch cache, so all nodes can list at the same moment. If the server rejects the
 //! resource version of a list, the follower requests the newest state in pages, which old servers
@@ -116,6 +116,10 @@ pub struct Timeouts {
     pub response: Duration,
     /// For TCP acknowledgements: if none arrives within this time, the connection is closed.
     pub dead_peer: Duration,
+    /// From the last data of an HTTP/2 connection to a ping.
+    pub ping: Duration,
+    /// For the answer to a ping.
+    pub pong: Duration,
     /// Between two lines of a watch, or up to a quarter longer. Detects a server that acknowledges TCP segments but
     /// sends no data. The API server sends a bookmark about every minute, even if no object changes.
     pub silence: Duration,
@@ -132,14 +136,18 @@ pub struct Timeouts {
     pub outage: Duration,
 }
 
-/// Half-open connections are detected within 30 s by TCP. A server that hangs is detected after 150 to
-/// 188 s: more than two intervals between bookmarks.
+/// A connection that carries nothing more is detected within 35 s by a ping, as by kube-proxy, which waits for 30 s before a
+/// ping and for 15 s after it, or within 30 s by TCP if its packets are not acknowledged. A proxy between may acknowledge them,
+/// so with HTTP/1.1, such a connection is detected like a server that hangs: after 150 to 188 s, more than two intervals
+/// between bookmarks.
 impl Default for Timeouts {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(10),
             response: Duration::from_secs(60),
             dead_peer: Duration::from_secs(30),
+            ping: Duration::from_secs(20),
+            pong: Duration::from_secs(15),
             silence: Duration::from_secs(150),
             watch: Duration::from_secs(300),
             plugin: Duration::from_secs(60),

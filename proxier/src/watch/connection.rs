@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 use http::{Method, Request, Response, StatusCode, header};
 use hyper::body::{Body as _, Bytes};
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::Client;
 use kube::client::{Body, ClientBuilder, ConfigExt as _};
 use tokio::sync::Mutex;
@@ -41,10 +41,19 @@ use silence::Silence;
 /// The longest error response that is read, in bytes.
 const MAX_ERROR_BODY: usize = 64 << 10;
 
-/// The size of hyper's read buffer, in bytes. It also bounds the head of a response.
+/// The size of hyper's read buffer with HTTP/1.1, in bytes. It also bounds the head of a response.
 ///
 /// Each open connection keeps a buffer, so memory holds one per followed kind.
 const MAX_READ: usize = 64 << 10;
+
+/// The number of bytes of a response that the server may send before they are read, with HTTP/2.
+///
+/// Large enough for 100 MB/s to a server in the same data centre (2 ms).
+const STREAM_WINDOW: u32 = 256 << 10;
+
+/// The number of responses that share an HTTP/2 connection: those of all kinds, and one to a request for Events. A kind
+/// whose response is not read must not stop the others.
+const STREAMS: u32 = 6;
 
 /// The connection settings that all followers share.
 ///
@@ -256,7 +265,12 @@ impl Link {
         let https = tls::connector(http, tls).map_err(RequestFailure::Configuration)?;
         let hyper: hyper_util::client::legacy::Client<_, Body> =
             hyper_util::client::legacy::Client::builder(TokioExecutor::new())
+                .timer(TokioTimer::new())
                 .http1_max_buf_size(MAX_READ)
+                .http2_initial_stream_window_size(STREAM_WINDOW)
+                .http2_initial_connection_window_size(STREAMS * STREAM_WINDOW)
+                .http2_keep_alive_interval(timeouts.ping)
+                .http2_keep_alive_timeout(timeouts.pong)
                 .build(https);
         let service = ServiceBuilder::new()
             .layer(config.base_uri_layer())

@@ -267,11 +267,12 @@ const MODULES: [(&str, &[&str]); 48] = [
 ];
 
 /// Paths of other crates, and the only modules that may use them.
-const RESERVED: [(&str, &[&str]); 12] = [
+const RESERVED: [(&str, &[&str]); 13] = [
     // The API server.
     ("kube", &["watch"]),
     ("k8s_openapi", &["watch"]),
     ("hyper", &["serve", "watch"]),
+    ("hyper_rustls", &["watch"]),
     ("hyper_util", &["serve", "watch"]),
     ("tokio", &["serve", "watch"]),
     ("tower", &["watch"]),

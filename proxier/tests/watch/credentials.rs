@@ -179,22 +179,43 @@ pub(crate) fn secure_kubeconfig(
 }
 
 #[test]
+fn a_server_may_have_the_certificate_of_another_name() {
+    for server in [ApiServer::start_secure(), ApiServer::start_http2()] {
+        server.apply(service("web", 80));
+        let directory = tempfile::tempdir().unwrap();
+        let authority = directory.path().join("ca.pem");
+        std::fs::write(&authority, tls::AUTHORITY).unwrap();
+        let url = format!("https://localhost:{}", server.address().port());
+        let mut file: Value = serde_json::from_str(&kubeconfig(&url, &json!({}))).unwrap();
+        let cluster = &mut file["clusters"][0]["cluster"];
+        cluster["certificate-authority"] = json!(authority);
+        // The certificate has no other name.
+        cluster["tls-server-name"] = json!("127.0.0.1");
+        let path = directory.path().join("kubeconfig");
+        std::fs::write(&path, file.to_string()).unwrap();
+        let follower = Follower::with(with_kubeconfig(&path));
+        assert_eq!(follower.services(), "reset [a/web]");
+    }
+}
+
+#[test]
 fn client_and_server_certificates_are_used() {
-    let server = ApiServer::start_secure();
-    server.configure(|behaviour| behaviour.tokens = Some(Vec::new()));
-    server.apply(service("web", 80));
-    let directory = tempfile::tempdir().unwrap();
-    let config = secure_kubeconfig(directory.path(), &server, tls::AUTHORITY);
-    let follower = Follower::with(config);
-    assert_eq!(follower.services(), "reset [a/web]");
-    server.apply(service("web", 81));
-    assert_eq!(follower.services(), "apply a/web");
-    assert!(
-        server
-            .requests()
-            .iter()
-            .all(|request| request.has_certificate)
-    );
+    for server in [ApiServer::start_secure(), ApiServer::start_http2()] {
+        server.configure(|behaviour| behaviour.tokens = Some(Vec::new()));
+        server.apply(service("web", 80));
+        let directory = tempfile::tempdir().unwrap();
+        let config = secure_kubeconfig(directory.path(), &server, tls::AUTHORITY);
+        let follower = Follower::with(config);
+        assert_eq!(follower.services(), "reset [a/web]");
+        server.apply(service("web", 81));
+        assert_eq!(follower.services(), "apply a/web");
+        assert!(
+            server
+                .requests()
+                .iter()
+                .all(|request| request.has_certificate)
+        );
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod certificates;
 mod credentials;
 mod events;
 mod follower;
+mod frozen;
 mod half_open;
 #[path = "../survival/http.rs"]
 mod http;

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 /// The number of bytes that are read at once, if so many have arrived.
 ///
 /// rustls reads at most 4 KiB at once, so that each TLS record of 16 KiB would take five system calls. Each
-/// open connection keeps a buffer, so memory holds one per followed kind.
+/// open connection keeps a buffer: one in all with HTTP/2, one per followed kind with HTTP/1.1.
 const READ_AT_ONCE: usize = 64 << 10;
 
 /// A TCP connection with a buffer for bytes that arrived.

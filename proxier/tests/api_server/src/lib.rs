@@ -58,6 +58,8 @@ pub enum Scheme {
     Plain,
     /// HTTPS, with this certificate.
     Secure(tls::Identity),
+    /// HTTPS with HTTP/2, as real servers have it, and this certificate.
+    Http2(tls::Identity),
 }
 
 /// The options in which real servers differ, and failures to inject.
@@ -239,6 +241,16 @@ impl ApiServer {
         Self::serve(listener, Scheme::Secure(server))
     }
 
+    /// Starts an empty server with HTTPS and HTTP/2 on an unused port of 127.0.0.1.
+    ///
+    /// # Panics
+    /// If no socket or thread can be created.
+    pub fn start_http2() -> Self {
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, unused_port())).expect("an unused port");
+        Self::serve(listener, Scheme::Http2(tls::SERVER))
+    }
+
     /// Starts an empty server on a given socket.
     ///
     /// # Panics
@@ -280,7 +292,7 @@ impl ApiServer {
     pub fn url(&self) -> String {
         let scheme = match self.scheme {
             Scheme::Plain => "http",
-            Scheme::Secure(_) => "https",
+            Scheme::Secure(_) | Scheme::Http2(_) => "https",
         };
         format!("{scheme}://{}", self.address)
     }

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT, AUTHORIZATION, HeaderName};
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -30,7 +30,8 @@ use crate::{Prescribed, Request, Scheme, Shared, State, tls};
 pub(crate) fn run(listener: TcpListener, scheme: Scheme, shared: &Arc<Shared>) {
     let acceptor = match scheme {
         Scheme::Plain => None,
-        Scheme::Secure(server) => Some(tls::acceptor(server)),
+        Scheme::Secure(server) => Some(tls::acceptor(server, &[])),
+        Scheme::Http2(server) => Some(tls::acceptor(server, &["h2", "http/1.1"])),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -112,7 +113,7 @@ async fn serve_until_cut(
 /// Serves a TCP connection, with TLS if there is an acceptor.
 async fn serve_stream(stream: TcpStream, acceptor: Option<TlsAcceptor>, shared: Arc<Shared>) {
     let Some(acceptor) = acceptor else {
-        return serve_connection(stream, Certificate::None, shared).await;
+        return serve_connection(stream, Certificate::None, Protocol::Http1, shared).await;
     };
     // If the client rejects our certificate, the test sees the client's error.
     if let Ok(mut stream) = acceptor.accept(stream).await {
@@ -123,7 +124,11 @@ async fn serve_stream(stream: TcpStream, acceptor: Option<TlsAcceptor>, shared: 
             Some(_) => Certificate::Good,
             None => Certificate::None,
         };
-        serve_connection(stream, certificate, shared).await;
+        let protocol = match stream.get_ref().1.alpn_protocol() {
+            Some(b"h2") => Protocol::Http2,
+            _ => Protocol::Http1,
+        };
+        serve_connection(stream, certificate, protocol, shared).await;
     }
 }
 
@@ -134,10 +139,18 @@ enum Certificate {
     Good,
 }
 
+/// The protocol of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protocol {
+    Http1,
+    Http2,
+}
+
 /// Serves one HTTP connection.
 async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     certificate: Certificate,
+    protocol: Protocol,
     shared: Arc<Shared>,
 ) {
     let service = service_fn(move |request| {
@@ -149,9 +162,21 @@ async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin>(
             Ok::<_, Infallible>(answer(request, certificate, &shared))
         }
     });
-    let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     // Fails if the client closes the connection, which it may do at any time.
-    let _ = connection.await;
+    let _ = match protocol {
+        Protocol::Http1 => {
+            let connection = http1::Builder::new();
+            connection
+                .serve_connection(TokioIo::new(stream), service)
+                .await
+        }
+        Protocol::Http2 => {
+            let connection = http2::Builder::new(TokioExecutor::new());
+            connection
+                .serve_connection(TokioIo::new(stream), service)
+                .await
+        }
+    };
 }
 
 /// Answers one request.

@@ -61,8 +61,8 @@ fn certificate(pem: &str) -> CertificateDer<'static> {
     CertificateDer::from_pem_slice(pem.as_bytes()).expect("a PEM")
 }
 
-/// Returns an acceptor for clients without a certificate or with a valid one.
-pub(crate) fn acceptor(server: Identity) -> TlsAcceptor {
+/// Returns an acceptor for clients without a certificate or with a valid one, which offers these protocols.
+pub(crate) fn acceptor(server: Identity, protocols: &[&str]) -> TlsAcceptor {
     let key = PrivateKeyDer::from_pem_slice(server.key.as_bytes()).expect("a PEM");
     let mut authorities = RootCertStore::empty();
     authorities
@@ -74,12 +74,16 @@ pub(crate) fn acceptor(server: Identity) -> TlsAcceptor {
             .allow_unauthenticated()
             .build()
             .expect("an authority");
-    let config = ServerConfig::builder_with_provider(provider)
+    let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("the provider knows them")
         .with_client_cert_verifier(Arc::new(ClientVerifier(clients)))
         .with_single_cert(vec![certificate(server.certificate)], key)
         .expect("a matching key");
+    config.alpn_protocols = protocols
+        .iter()
+        .map(|name| name.as_bytes().into())
+        .collect();
     TlsAcceptor::from(Arc::new(config))
 }
 
