@@ -19,9 +19,14 @@ pub(super) struct Continuity {
     lost: Option<Instant>,
     /// Whether no event and no bookmark has arrived since the last failure.
     is_doubtful: bool,
+    /// How often the server withheld the kind since then.
+    withheld: u32,
 }
 
 impl Continuity {
+    /// The number of rejections that a server may send while it starts. With the backoff, they take about a minute.
+    const MAX_WITHHELD: u32 = 7;
+
     /// Records a failure at `now`.
     pub(super) fn fail(&mut self, failure: &RequestFailure, now: Instant) {
         self.is_doubtful = true;
@@ -35,8 +40,18 @@ impl Continuity {
         self.lost = None;
     }
 
+    /// Records that the server withholds the kind. Returns whether it probably goes on doing so.
+    ///
+    /// A server that starts rejects requests until it has read the roles, so the first attempts after a failure prove
+    /// nothing.
+    pub(super) fn withhold(&mut self) -> bool {
+        self.withheld = self.withheld.saturating_add(1);
+        !self.is_doubtful || self.withheld > Self::MAX_WITHHELD
+    }
+
     /// Records that the server has our version. Returns whether that was doubtful.
     pub(super) fn confirm(&mut self) -> bool {
+        self.withheld = 0;
         std::mem::take(&mut self.is_doubtful)
     }
 
@@ -60,6 +75,18 @@ mod tests {
     fn refused(code: u16, body: &str) -> RequestFailure {
         let body = EncodedObject::Json(body.as_bytes());
         RequestFailure::Refused(ApiRefusal::read(Some(code), body, None))
+    }
+
+    #[test]
+    fn a_server_may_withhold_a_kind_while_it_starts() {
+        let mut continuity = Continuity::default();
+        assert!(continuity.withhold(), "without a failure before");
+        continuity.confirm();
+        continuity.fail(&RequestFailure::Cut("reset".into()), Instant::now());
+        for _ in 0..Continuity::MAX_WITHHELD {
+            assert!(!continuity.withhold());
+        }
+        assert!(continuity.withhold());
     }
 
     #[test]

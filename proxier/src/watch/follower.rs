@@ -138,6 +138,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             && failure
                 .refusal()
                 .is_some_and(|refusal| refusal.is_withheld())
+            && self.continuity.withhold()
         {
             return self.continue_without(failure).await;
         }

@@ -115,6 +115,29 @@ fn a_denied_optional_kind_is_empty_and_a_required_one_is_retried() {
     assert_eq!(cidrs.count(), 1, "the next attempt follows minutes later");
 }
 
+#[test]
+fn an_optional_kind_is_listed_again_if_a_server_that_starts_denies_it_at_first() {
+    let server = ApiServer::start();
+    let mut config = config(&server);
+    config.timeouts.outage = Duration::ZERO;
+    let follower = Follower::with(config);
+    assert_eq!(follower.cidrs(), "reset []");
+    follower.drain();
+    server.refuse();
+    follower.until("down", |status| status.service_cidrs.failures > 0);
+    server.configure(|behaviour| {
+        behaviour.refused.insert("servicecidrs".into(), 403);
+    });
+    server.resume();
+    let is_refused = |why: &str| why.starts_with("403 ");
+    follower.until("refused", |status| {
+        let failed = status.service_cidrs.failed.as_ref();
+        failed.is_some_and(|(_, why)| is_refused(why))
+    });
+    server.configure(|behaviour| behaviour.refused.clear());
+    assert_eq!(follower.cidrs(), "reset []");
+}
+
 /// The first bookmark of the test's API server would be sent later.
 #[test]
 fn a_server_that_sends_nothing_makes_the_node_unhealthy_only_with_a_limit() {
