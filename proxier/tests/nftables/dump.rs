@@ -38,8 +38,8 @@ fn table_of(family: u8, name: &str) -> Vec<String> {
         None,
         &[2, 6, 8, 12],
     ));
-    // Without handle, position and userdata.
-    lines.extend(objects(&mut transport, GETRULE, name, None, &[3, 6, 7]));
+    // Without handle, position, userdata and padding.
+    lines.extend(objects(&mut transport, GETRULE, name, None, &[3, 6, 7, 8]));
     // Without userdata, padding and handle.
     let sets = objects(&mut transport, GETSET, name, None, &[13, 14, 16]);
     let names: BTreeSet<String> = sets.iter().map(|set| field(set, 2)).collect();
