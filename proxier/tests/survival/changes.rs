@@ -143,16 +143,17 @@ fn history(seed: u32) {
     }
     restore(&daemon, &objects);
 
-    let planned = report(&daemon, "plan");
-    assert_eq!(planned["problems"], json!([]));
+    // A plan made before the first round of the last process may have no key of marks, and then draws its own.
     // The report that equals the plan is kept: on Linux 6.1, changes in other network namespaces may hide a
     // virtual server from the next one.
-    let mut observed = Value::Null;
+    let (mut planned, mut observed) = (Value::Null, Value::Null);
     let _is_equal = lab::await_true(Duration::from_millis(200), || {
+        planned = report(&daemon, "plan");
         observed = report(&daemon, "status");
         observed == planned
     });
     assert_eq!(observed, planned);
+    assert_eq!(planned["problems"], json!([]));
     table::compare(table::of_report(&observed), table::of_kube_proxy());
     // The rules that the daemon changed step by step are the rules of a plan from scratch.
     assert_eq!(print(&daemon, "plan", "ops"), "");
