@@ -42,6 +42,27 @@ const MAX_MARKS: u32 = 65_536;
 /// Not `weave`, a bridge of all nodes.
 const POD_DEVICES: [&str; 8] = ["cali", "eni", "azv", "lxc", "gke", "veth", "cni", "cbr0"];
 
+/// Devices that lead to other machines, by the beginning of their names: links, and the tunnels of network plugins.
+///
+/// A plugin may give Pods of other nodes addresses in our Node's podCIDRs: Calico, and Cilium with pools of its own,
+/// ignore these.
+const LINKS: [&str; 14] = [
+    "eth",
+    "en",
+    "bond",
+    "wl",
+    "ib",
+    "vlan",
+    "tunl",
+    "vxlan",
+    "wireguard",
+    "wg",
+    "flannel",
+    "cilium",
+    "geneve",
+    "gre",
+];
+
 /// Adds the sets and chains to `table`.
 pub(super) fn add_to(table: &mut Table, config: &FilterConfig, node: &NodeFacts) {
     for family in FAMILIES {
@@ -83,27 +104,6 @@ pub(super) fn add_to(table: &mut Table, config: &FilterConfig, node: &NodeFacts)
     }
 }
 
-/// Devices that lead to other machines, by the beginning of their names: links, and the tunnels of network plugins.
-///
-/// A plugin may give Pods of other nodes addresses in our Node's podCIDRs: Calico, and Cilium with pools of its own,
-/// ignore these.
-const LINKS: [&str; 14] = [
-    "eth",
-    "en",
-    "bond",
-    "wl",
-    "ib",
-    "vlan",
-    "tunl",
-    "vxlan",
-    "wireguard",
-    "wg",
-    "flannel",
-    "cilium",
-    "geneve",
-    "gre",
-];
-
 /// Rules about the clients of frontends with policy Local.
 struct LocalClients {
     /// Return for clients inside the cluster, on whatever node.
@@ -116,32 +116,33 @@ impl LocalClients {
     fn on(config: &FilterConfig, node: &NodeFacts) -> Self {
         let of_device = |prefix: &str| Match::InputInterfacePrefix(Relation::Is, prefix.into());
         let masquerade = |from: Match| rule([from.into(), goto(MASQUERADE)]);
-        let of_pods = POD_DEVICES.map(of_device);
         let pod_networks = from_networks(&node.pod_cidrs);
         let mut inside = pod_networks.clone();
         let mut here = Vec::new();
-        match &config.local_mode {
-            LocalMode::ClusterCidr(networks) if !networks.is_empty() => {
-                inside.extend(from_networks(networks));
-                here.extend(of_pods.map(return_for));
-            }
-            LocalMode::ClusterCidr(_) | LocalMode::NodeCidr => {
-                inside.extend(of_pods.clone());
-                here.extend(of_pods.map(return_for));
-            }
+        let networks: Option<&[Cidr]> = match &config.local_mode {
+            LocalMode::ClusterCidr(networks) => Some(networks),
+            LocalMode::NodeCidr => Some(&[]),
             // The operator has named the devices of this node's Pods.
             LocalMode::BridgeInterface(name) => {
                 inside.push(Match::InputInterface(Relation::Is, name.clone()));
+                None
             }
-            LocalMode::InterfaceNamePrefix(prefix) => inside.push(of_device(prefix)),
-        }
-        match &config.local_mode {
-            LocalMode::ClusterCidr(_) | LocalMode::NodeCidr => {
-                here.extend(LINKS.map(of_device).map(masquerade));
-                here.extend(pod_networks.into_iter().map(return_for));
-                here.push(rule([goto(MASQUERADE)]));
+            LocalMode::InterfaceNamePrefix(prefix) => {
+                inside.push(of_device(prefix));
+                None
             }
-            LocalMode::BridgeInterface(_) | LocalMode::InterfaceNamePrefix(_) => {}
+        };
+        if let Some(networks) = networks {
+            let of_pods = POD_DEVICES.map(of_device);
+            // If the networks are known, the name of a device makes no other address inside.
+            match networks.is_empty() {
+                true => inside.extend(of_pods.clone()),
+                false => inside.extend(from_networks(networks)),
+            }
+            here.extend(of_pods.map(return_for));
+            here.extend(LINKS.map(of_device).map(masquerade));
+            here.extend(pod_networks.into_iter().map(return_for));
+            here.push(rule([goto(MASQUERADE)]));
         }
         // Processes of this node are inside in every mode.
         inside.push(Match::SourceIsLocal);
