@@ -343,8 +343,10 @@ fn a_full_connection_tracking_opens_nothing() {
     });
 }
 
-/// Adds connections to 10.9.0.2 that the kernel keeps, until its table of connections is full.
+/// Makes the kernel's table of connections one full of connections to 10.9.0.2 that it keeps. Any other would end while
+/// the test asks, and leave room.
 fn fill_connection_tracking(scene: &Scene) {
+    scene.client("node").exec(&["/usr/sbin/conntrack", "-F"]);
     let max = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max").unwrap();
     let max: u32 = max.trim().parse().unwrap();
     let mut connections = String::new();
