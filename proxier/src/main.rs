@@ -3,16 +3,13 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-// For its functions, which compiled code calls by name.
-#[cfg(target_env = "musl")]
-use memory_functions as _;
 use proxier::{Cli, OneLine};
 
 /// musl's own allocator returns memory to the kernel whenever a few equal blocks are free, and maps it again for
-/// the next: 20,000 page faults in the first plan of a large cluster.
+/// the next. The first plan of a large cluster would be thousands of such calls.
 #[cfg(target_env = "musl")]
 #[global_allocator]
-static ALLOCATOR: heap::Heap = heap::Heap::new();
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 fn main() -> ExitCode {
     proxier::exit_on_panic();
