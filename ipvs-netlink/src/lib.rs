@@ -40,16 +40,12 @@
 //! # }
 //! ```
 
-pub mod attr;
-pub mod batch;
 pub mod capabilities;
 pub mod change;
 pub mod client;
 pub mod daemon;
 pub mod destination;
-pub mod error;
 pub mod family;
-pub mod listener;
 pub mod listing;
 pub mod message;
 pub mod name;
@@ -57,7 +53,6 @@ pub mod service;
 pub mod settings;
 pub mod stats;
 pub mod sys;
-pub mod transport;
 
 pub use capabilities::Capabilities;
 pub use change::Change;
@@ -66,9 +61,8 @@ pub use daemon::{Daemon, DaemonRole};
 pub use destination::{
     Destination, DestinationEntry, DestinationKey, Forwarding, Tunnel, TunnelFlags, TunnelKind,
 };
-pub use error::{Error, Refusal, Result};
 pub use name::{EngineName, InterfaceName, SchedulerName};
-pub use rustix::io::Errno;
+pub use netlink::{Errno, Error, Refusal, Result, attr, batch, error, listener, transport};
 pub use service::{ClientMask, Family, Protocol, Service, ServiceEntry, ServiceFlags, ServiceKey};
 pub use settings::{Info, Timeouts};
 pub use stats::Stats;

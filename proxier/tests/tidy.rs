@@ -22,12 +22,13 @@ mod reachable;
 mod specification;
 
 /// Every crate's directory, relative to the repository.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 9] = [
     "bench",
     "bench/first-use",
     "bench/lab",
     "ipvs-netlink",
     "ipvs-netlink/fuzz",
+    "ipvs-netlink/netlink",
     "proxier",
     "proxier/tests/api_server",
     "schedulers",

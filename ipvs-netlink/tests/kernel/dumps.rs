@@ -200,7 +200,7 @@ fn wrong_dump_flags_and_unknown_commands_are_unsupported() {
 /// The second dump fails with `EBUSY`, and the first continues.
 #[test]
 fn a_second_dump_on_the_same_socket_is_rejected() {
-    use netlink_packet_core::NLM_F_DUMP;
+    use netlink::NLM_F_DUMP;
 
     lab::test(|| {
         let mut client = client();

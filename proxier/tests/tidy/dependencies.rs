@@ -3,12 +3,13 @@
 use super::{CRATES, assert_none, repository};
 
 /// The dependencies of the crates that other projects may use.
-const DEPENDENCIES: [(&str, &[&str]); 2] = [
+const DEPENDENCIES: [(&str, &[&str]); 3] = [
     // Schedulers are pure: no clock, no input or output, no randomness.
     ("schedulers", &[]),
     // Blocking system calls only; no Kubernetes and no async runtime.
+    ("ipvs-netlink", &["netlink", "rustix", "thiserror"]),
     (
-        "ipvs-netlink",
+        "ipvs-netlink/netlink",
         &["netlink-packet-core", "netlink-sys", "rustix", "thiserror"],
     ),
 ];

@@ -94,6 +94,7 @@ fn directory(package: Option<&str>) -> Result<PathBuf, String> {
     let directory = match package {
         "lab" => "bench/lab",
         "api-server" => "proxier/tests/api_server",
+        "netlink" => "ipvs-netlink/netlink",
         name => name,
     };
     let directory = repository().join(directory);

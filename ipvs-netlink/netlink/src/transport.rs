@@ -36,7 +36,7 @@ pub use netlink_sys::protocols;
 ///
 /// About 50 requests amortise the cost of the system calls. If all 128 fail, their answers still
 /// fit the default receive buffer (896 bytes each on Linux 7.2).
-pub(crate) const REQUESTS_PER_SEND: usize = 128;
+pub const REQUESTS_PER_SEND: usize = 128;
 
 /// The maximum size of a datagram, below the default send buffer (212,992 bytes).
 const BYTES_PER_SEND: usize = 64 * 1024;
@@ -53,7 +53,7 @@ const RECEIVE_BUFFER: usize = 64 * 1024;
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
 
 /// The maximum number of attempts of a dump that changes interrupt.
-pub(crate) const DUMP_TRIES: u32 = 5;
+pub const DUMP_TRIES: u32 = 5;
 
 /// `NLMSGERR_ATTR_MSG`, the text of an extended acknowledgement.
 const NLMSGERR_ATTR_MSG: u16 = 1;

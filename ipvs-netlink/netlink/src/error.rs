@@ -95,7 +95,8 @@ impl fmt::Display for Refusal {
 }
 
 impl Error {
-    pub(crate) const fn malformed(what: &'static str) -> Self {
+    /// Returns the error for a malformed answer.
+    pub const fn malformed(what: &'static str) -> Self {
         Self::Malformed { what }
     }
 
