@@ -19,7 +19,7 @@ use crate::sys::{
     IPVS_DEST_ATTR_ADDR_FAMILY, IPVS_DEST_ATTR_TUN_FLAGS, IPVS_DEST_ATTR_TUN_TYPE,
     IPVS_GENL_VERSION, IPVS_SVC_ATTR_STATS64,
 };
-use crate::transport::Message;
+use netlink::transport::Message;
 
 /// The schedulers of the kernel's source tree.
 pub const SCHEDULERS: [&str; 14] = [
@@ -98,7 +98,7 @@ impl Capabilities {
 }
 
 fn invalid_name() -> Error {
-    Error::malformed("SCHEDULERS has an invalid name")
+    netlink::Error::malformed("SCHEDULERS has an invalid name").into()
 }
 
 /// Returns a key that no virtual server has.
@@ -114,9 +114,10 @@ fn free_key(client: &mut Client) -> Result<ServiceKey> {
             mark,
         })
         .find(|key| !taken.contains(key))
-        .ok_or(Error::malformed(
-            "virtual servers exist for all firewall marks from 0xffffff00 on",
-        ))
+        .ok_or_else(|| {
+            let what = "virtual servers exist for all firewall marks from 0xffffff00 on";
+            netlink::Error::malformed(what).into()
+        })
 }
 
 fn probe_schedulers(client: &mut Client, key: ServiceKey) -> Result<Vec<SchedulerName>> {

@@ -2,12 +2,10 @@
 //!
 //! The functions in `apply` send a [`crate::Change`]; the functions in `dump` list objects.
 
-use rustix::io::Errno;
+use netlink::Errno;
 
-use crate::attr::Writer;
-use crate::batch::Batch;
 use crate::daemon::{Daemon, DaemonRole};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::family::resolve_ipvs;
 use crate::message::{
     find, read_info, read_service, read_timeouts, write_daemon, write_daemon_key, write_header,
@@ -20,7 +18,9 @@ use crate::sys::{
     IPVS_CMD_GET_CONFIG, IPVS_CMD_GET_INFO, IPVS_CMD_GET_SERVICE, IPVS_CMD_NEW_DAEMON,
     IPVS_CMD_SET_CONFIG, IPVS_CMD_ZERO, IPVS_GENL_VERSION,
 };
-use crate::transport::{Message, Transport, protocols};
+use netlink::attr::Writer;
+use netlink::batch::Batch;
+use netlink::transport::{Message, Transport, protocols};
 
 mod apply;
 mod dump;
@@ -41,7 +41,7 @@ impl Client {
     /// Opens a socket and looks up the IPVS family; the kernel loads the module if necessary.
     ///
     /// # Errors
-    /// [`Error::NoIpvs`]; [`Error::Socket`].
+    /// [`crate::Error::NoIpvs`]; [`netlink::Error::Socket`].
     pub fn open() -> Result<Self> {
         let mut transport = Transport::open(protocols::NETLINK_GENERIC)?;
         let family = resolve_ipvs(&mut transport)?;
@@ -55,7 +55,7 @@ impl Client {
     /// Returns a virtual server.
     ///
     /// # Errors
-    /// [`Error::is_no_such_service`].
+    /// [`crate::Error::is_no_such_service`].
     pub fn service(&mut self, key: &ServiceKey) -> Result<ServiceEntry> {
         self.query(
             IPVS_CMD_GET_SERVICE,
@@ -63,7 +63,7 @@ impl Client {
             |writer| writer.nested(IPVS_CMD_ATTR_SERVICE, |inner| write_service_key(inner, key)),
             |message| match find(message.payload, IPVS_CMD_ATTR_SERVICE)? {
                 Some(attribute) => read_service(&attribute),
-                None => Err(Error::malformed("the answer has no service")),
+                None => Err(netlink::Error::malformed("the answer has no service")),
             },
         )
     }
@@ -71,7 +71,7 @@ impl Client {
     /// Deletes all virtual servers of the namespace, including those of other programs.
     ///
     /// # Errors
-    /// [`Error::is_permission_denied`].
+    /// [`crate::Error::is_permission_denied`].
     pub fn flush(&mut self) -> Result<()> {
         self.request(IPVS_CMD_FLUSH, "deleting all services", |_| {})
     }
@@ -79,7 +79,7 @@ impl Client {
     /// Resets the counters of the virtual server `key`, or of all if it is `None`.
     ///
     /// # Errors
-    /// [`Error::is_no_such_service`] if `key` does not exist.
+    /// [`crate::Error::is_no_such_service`] if `key` does not exist.
     pub fn zero(&mut self, key: Option<&ServiceKey>) -> Result<()> {
         self.request(IPVS_CMD_ZERO, "resetting counters", |writer| {
             if let Some(key) = key {
@@ -91,7 +91,7 @@ impl Client {
     /// Returns the version of IPVS and the size of its connection table.
     ///
     /// # Errors
-    /// [`Error::is_permission_denied`].
+    /// [`crate::Error::is_permission_denied`].
     pub fn info(&mut self) -> Result<Info> {
         self.query(
             IPVS_CMD_GET_INFO,
@@ -104,7 +104,7 @@ impl Client {
     /// Returns the timeouts of the namespace.
     ///
     /// # Errors
-    /// [`Error::is_permission_denied`].
+    /// [`crate::Error::is_permission_denied`].
     pub fn timeouts(&mut self) -> Result<Timeouts> {
         self.query(
             IPVS_CMD_GET_CONFIG,
@@ -117,7 +117,7 @@ impl Client {
     /// Sets the timeouts of the namespace; a timeout of 0 remains unchanged.
     ///
     /// # Errors
-    /// [`Error::is_invalid`] if a timeout exceeds 2,147,483,647 kernel ticks (8,589,934 seconds
+    /// [`crate::Error::is_invalid`] if a timeout exceeds 2,147,483,647 kernel ticks (8,589,934 seconds
     /// with `CONFIG_HZ=250`). No timeout is changed then.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<()> {
         self.request(IPVS_CMD_SET_CONFIG, "setting the timeouts", |writer| {
@@ -128,8 +128,8 @@ impl Client {
     /// Starts a synchronisation daemon.
     ///
     /// # Errors
-    /// [`Error::is_exists`] if a daemon of the same role runs; `ENODEV` if the interface does not
-    /// exist; [`Error::is_invalid`], for example if a destination's address family differs from its
+    /// [`crate::Error::is_exists`] if a daemon of the same role runs; `ENODEV` if the interface does not
+    /// exist; [`crate::Error::is_invalid`], for example if a destination's address family differs from its
     /// virtual server's.
     pub fn start_daemon(&mut self, daemon: &Daemon) -> Result<()> {
         self.request(IPVS_CMD_NEW_DAEMON, "starting a daemon", |writer| {
@@ -184,7 +184,7 @@ impl Client {
         command: u8,
         doing: &str,
         body: impl Fn(&mut Writer<'_>),
-        read: impl Fn(Message<'_>) -> Result<T>,
+        read: impl Fn(Message<'_>) -> netlink::Result<T>,
     ) -> Result<T> {
         let body = |writer: &mut Writer<'_>| {
             write_header(writer, command, IPVS_GENL_VERSION);
@@ -208,12 +208,15 @@ impl Client {
     ///
     /// A missing virtual server is `ESRCH`, so a request outside [`Client::apply`] fails with
     /// `ENOENT` only if no family has the number.
-    fn attempt<T>(&mut self, mut run: impl FnMut(&mut Transport, u16) -> Result<T>) -> Result<T> {
-        match run(&mut self.transport, self.family) {
-            Err(error) if error.errno() == Some(Errno::NOENT) && self.family_changed()? => {
-                run(&mut self.transport, self.family)
-            }
-            result => result,
+    fn attempt<T>(
+        &mut self,
+        mut run: impl FnMut(&mut Transport, u16) -> netlink::Result<T>,
+    ) -> Result<T> {
+        let mut result = run(&mut self.transport, self.family);
+        let is_not_found = |error: &netlink::Error| error.errno() == Some(Errno::NOENT);
+        if result.as_ref().is_err_and(is_not_found) && self.family_changed()? {
+            result = run(&mut self.transport, self.family);
         }
+        Ok(result?)
     }
 }

@@ -3,14 +3,14 @@
 //! The number of a family is the message type of its requests. The kernel assigns it when the
 //! family's module is loaded, so it can change when the module is unloaded and loaded again.
 
-use rustix::io::Errno;
+use netlink::Errno;
 
 use crate::error::{Error, Result};
 use crate::message::{find, write_header};
 use crate::sys::{
     CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME, CTRL_CMD_GETFAMILY, GENL_ID_CTRL, IPVS_GENL_NAME,
 };
-use crate::transport::Transport;
+use netlink::transport::Transport;
 
 /// Returns the number of the family `name`.
 ///
@@ -18,8 +18,8 @@ use crate::transport::Transport;
 /// `net-pf-16-proto-16-family-NAME`.
 ///
 /// # Errors
-/// [`Error::Refused`] with `ENOENT` if the family does not exist.
-pub fn resolve(transport: &mut Transport, name: &str) -> Result<u16> {
+/// [`netlink::Error::Refused`] with `ENOENT` if the family does not exist.
+pub fn resolve(transport: &mut Transport, name: &str) -> netlink::Result<u16> {
     transport.query(
         GENL_ID_CTRL,
         &format!("looking up the generic-netlink family {name}"),
@@ -30,7 +30,9 @@ pub fn resolve(transport: &mut Transport, name: &str) -> Result<u16> {
         },
         |message| match find(message.payload, CTRL_ATTR_FAMILY_ID)? {
             Some(attribute) => attribute.u16(),
-            None => Err(Error::malformed("a generic-netlink family has no number")),
+            None => Err(netlink::Error::malformed(
+                "a generic-netlink family has no number",
+            )),
         },
     )
 }
@@ -42,6 +44,6 @@ pub fn resolve(transport: &mut Transport, name: &str) -> Result<u16> {
 pub(crate) fn resolve_ipvs(transport: &mut Transport) -> Result<u16> {
     resolve(transport, IPVS_GENL_NAME).map_err(|error| match error.errno() {
         Some(Errno::NOENT) => Error::NoIpvs,
-        _ => error,
+        _ => error.into(),
     })
 }

@@ -4,14 +4,13 @@
 //!   Service, Destination, Daemon      plain data, no socket needed
 //!            │ message                the same attributes as ipvsadm
 //!            ▼
-//!         Batch ── transport ──▶ kernel     many requests in one send, an answer per failure
+//!         Batch ── Transport ──▶ kernel     many requests in one send, an answer per failure
 //!            ▲                      │
 //!         Client ◀──────────────────┘       one function per command
 //! ```
 //!
 //! All calls block and need no async runtime: the kernel executes requests inside `sendmsg(2)`, so
-//! an asynchronous call would have nothing to wait for. [`transport`] and [`attr`] do not depend on
-//! IPVS and support other netlink families (routes, nf_tables, conntrack).
+//! an asynchronous call would have nothing to wait for. The socket is the crate [`netlink`]'s.
 //!
 //! # Example
 //!
@@ -45,6 +44,7 @@ pub mod change;
 pub mod client;
 pub mod daemon;
 pub mod destination;
+pub mod error;
 pub mod family;
 pub mod listing;
 pub mod message;
@@ -61,8 +61,9 @@ pub use daemon::{Daemon, DaemonRole};
 pub use destination::{
     Destination, DestinationEntry, DestinationKey, Forwarding, Tunnel, TunnelFlags, TunnelKind,
 };
+pub use error::{Error, Result};
 pub use name::{EngineName, InterfaceName, SchedulerName};
-pub use netlink::{Errno, Error, Refusal, Result, attr, batch, error, listener, transport};
+pub use netlink::Errno;
 pub use service::{ClientMask, Family, Protocol, Service, ServiceEntry, ServiceFlags, ServiceKey};
 pub use settings::{Info, Timeouts};
 pub use stats::Stats;

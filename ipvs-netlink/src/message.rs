@@ -6,10 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::attr::{self, Attribute, Writer, attributes};
-use crate::batch::Batch;
 use crate::change::Change;
-use crate::error::{Error, Result};
 use crate::service::Family;
 use crate::stats::Stats;
 use crate::sys::{
@@ -19,6 +16,9 @@ use crate::sys::{
     IPVS_STATS_ATTR_INBYTES, IPVS_STATS_ATTR_INPKTS, IPVS_STATS_ATTR_INPPS, IPVS_STATS_ATTR_OUTBPS,
     IPVS_STATS_ATTR_OUTBYTES, IPVS_STATS_ATTR_OUTPKTS, IPVS_STATS_ATTR_OUTPPS,
 };
+use netlink::attr::{self, Attribute, Writer, attributes};
+use netlink::batch::Batch;
+use netlink::{Error, Result};
 
 mod daemon;
 mod destination;

@@ -21,7 +21,7 @@ mod services;
 
 use std::net::SocketAddr;
 
-use ipvs_netlink::{Client, Destination, Errno, Family, Protocol, Result, Service, ServiceKey};
+use ipvs_netlink::{Client, Destination, Errno, Error, Family, Protocol, Service, ServiceKey};
 
 /// Returns a client for the test's own network namespace.
 fn client() -> Client {
@@ -51,13 +51,13 @@ fn server(address: &str, weight: u32) -> Destination {
 }
 
 /// Returns the errno of the kernel's answer; `None` for a success.
-fn errno<T: std::fmt::Debug>(result: Result<T>) -> Option<Errno> {
+fn errno<T: std::fmt::Debug>(result: std::result::Result<T, impl Into<Error>>) -> Option<Errno> {
     match result {
         Ok(_) => None,
-        Err(error) => Some(
-            error
-                .errno()
-                .unwrap_or_else(|| panic!("an error without errno: {error}")),
-        ),
+        Err(error) => {
+            let error = error.into();
+            let errno = error.errno();
+            Some(errno.unwrap_or_else(|| panic!("an error without errno: {error}")))
+        }
     }
 }

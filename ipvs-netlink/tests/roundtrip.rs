@@ -4,8 +4,6 @@
 
 use std::net::IpAddr;
 
-use ipvs_netlink::attr::{Attribute, Writer, attributes};
-use ipvs_netlink::batch::Batch;
 use ipvs_netlink::message::{
     push_change, read_attributes, read_daemon, read_destination, read_service, write_daemon,
     write_destination, write_service, write_service_key,
@@ -15,11 +13,13 @@ use ipvs_netlink::sys::{
     IPVS_STATS_ATTR_CONNS, IPVS_STATS_ATTR_INBYTES, IPVS_STATS_ATTR_OUTBYTES, IPVS_SVC_ATTR_STATS,
     IPVS_SVC_ATTR_STATS64,
 };
-use ipvs_netlink::transport::decode_datagram;
 use ipvs_netlink::{
     Change, ClientMask, Daemon, Destination, DestinationKey, Family, Forwarding, Service,
     ServiceFlags, ServiceKey, Stats, Tunnel, TunnelFlags,
 };
+use netlink::attr::{Attribute, Writer, attributes};
+use netlink::batch::Batch;
+use netlink::transport::decode_datagram;
 use proptest::option;
 use proptest::prelude::*;
 

@@ -7,8 +7,6 @@
 
 use std::net::SocketAddr;
 
-use ipvs_netlink::attr::{Attribute, Writer};
-use ipvs_netlink::batch::Batch;
 use ipvs_netlink::message::{
     push_change, read_attributes, read_daemon, read_destination, read_info, read_service,
     read_timeouts, write_daemon, write_daemon_key, write_header, write_service_key, write_timeouts,
@@ -19,6 +17,8 @@ use ipvs_netlink::{
     Info, Protocol, Service, ServiceEntry, ServiceFlags, ServiceKey, Stats, Timeouts, Tunnel,
     TunnelFlags, TunnelKind,
 };
+use netlink::attr::{Attribute, Writer};
+use netlink::batch::Batch;
 
 use difference::{as_ours, rewritten, unchanged};
 use recording::{Direction, hex, recorded};

@@ -5,10 +5,10 @@
 
 use std::fmt;
 
-use ipvs_netlink::attr::{Writer, attributes, find};
-use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{Transport, protocols};
-use ipvs_netlink::{Errno, Result};
+use netlink::attr::{Writer, attributes, find};
+use netlink::batch::Batch;
+use netlink::transport::{Transport, protocols};
+use netlink::{Errno, Result};
 
 const NFNL_SUBSYS_IPSET: u16 = 6;
 const IPSET_CMD_DESTROY: u16 = 3;
@@ -44,7 +44,7 @@ impl IpSetClient {
     /// Opens a socket.
     ///
     /// # Errors
-    /// [`ipvs_netlink::Error::Socket`].
+    /// [`netlink::Error::Socket`].
     pub(crate) fn open() -> Result<Self> {
         Ok(Self {
             transport: Transport::open(protocols::NETLINK_NETFILTER)?,

@@ -52,7 +52,7 @@ impl Traces {
     ///
     /// # Errors
     /// If the chains cannot be listed.
-    pub(crate) fn read(local: &LocalAddresses) -> Result<Self, ipvs_netlink::Error> {
+    pub(crate) fn read(local: &LocalAddresses) -> Result<Self, netlink::Error> {
         // `/proc/net` would show the network namespace of the main thread.
         let devices = std::fs::read_to_string("/proc/thread-self/net/dev");
         let has_directory = |signature: &&signature::Signature| {

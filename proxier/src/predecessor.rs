@@ -13,7 +13,7 @@
 //! each of three signs postpones the removal: a process, a listener at kube-proxy's ports ([`signs`]), and
 //! a write of its rules within its sync period (the daemon looks twice).
 
-use ipvs_netlink::Result;
+use netlink::Result;
 
 use crate::ipset::{IpSet, IpSetClient};
 use crate::model::Family;
@@ -86,7 +86,7 @@ impl LeftoverClient {
     /// Opens the sockets.
     ///
     /// # Errors
-    /// [`ipvs_netlink::Error::Socket`].
+    /// [`netlink::Error::Socket`].
     pub(crate) fn open(mark_chain: MarkChainUse) -> Result<Self> {
         Ok(Self {
             rules: RulesRemover::open()?,

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use ipvs_netlink::Change;
-use ipvs_netlink::batch::Batch;
 use ipvs_netlink::message::push_change;
+use netlink::batch::Batch;
 use netlink_sys::{Socket, SocketAddr, protocols};
 
 /// Messages per datagram; `ipvs-netlink` sends the same number.

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use ipvs_netlink::attr::{Attribute, attributes};
+use netlink::attr::{Attribute, attributes};
 use ipvs_netlink::message::read_attributes;
 use libfuzzer_sys::fuzz_target;
 

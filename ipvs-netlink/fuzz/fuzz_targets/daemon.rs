@@ -2,8 +2,8 @@
 
 #![no_main]
 
-use ipvs_netlink::attr::Attribute;
-use ipvs_netlink::batch::Batch;
+use netlink::attr::Attribute;
+use netlink::batch::Batch;
 use ipvs_netlink::message::{read_daemon, write_daemon};
 use libfuzzer_sys::fuzz_target;
 

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use ipvs_netlink::transport::decode_datagram;
+use netlink::transport::decode_datagram;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

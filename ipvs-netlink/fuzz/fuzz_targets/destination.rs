@@ -3,8 +3,8 @@
 #![no_main]
 
 use ipvs_netlink::Family;
-use ipvs_netlink::attr::Attribute;
-use ipvs_netlink::batch::Batch;
+use netlink::attr::Attribute;
+use netlink::batch::Batch;
 use ipvs_netlink::message::{read_destination, write_destination};
 use libfuzzer_sys::fuzz_target;
 

@@ -16,23 +16,10 @@ pub enum Error {
     /// The kernel rejected the request.
     #[error("{doing}: {refusal}")]
     Refused {
-        /// The request, for example `adding service TCP 10.96.0.1:443`.
+        /// The request, for example `adding a route`.
         doing: String,
         /// The kernel's answer.
         refusal: Refusal,
-    },
-    /// The kernel has no IPVS and could not load the module.
-    #[error(
-        "the kernel has no IPVS and could not load the module ip_vs (kernel option CONFIG_IP_VS)"
-    )]
-    NoIpvs,
-    /// The scheduler or persistence engine is not built in and its module could not be loaded.
-    #[error("{doing}: the kernel could not load the module {module}")]
-    ModuleMissing {
-        /// The request.
-        doing: String,
-        /// The possible modules, for example `ip_vs_wlc` or `ip_vs_wlc or ip_vs_pe_sip`.
-        module: String,
     },
     /// A system call on the socket failed.
     #[error("{doing}: {source}")]
@@ -118,7 +105,6 @@ impl Error {
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Refused { refusal, .. } => Some(refusal.errno),
-            Self::ModuleMissing { .. } => Some(Errno::NOENT),
             Self::Socket { source, .. } => Errno::from_io_error(source),
             _ => None,
         }
@@ -129,32 +115,14 @@ impl Error {
         self.errno() == Some(Errno::EXIST)
     }
 
-    /// Returns whether the virtual server does not exist (`ESRCH`).
-    pub fn is_no_such_service(&self) -> bool {
-        self.errno() == Some(Errno::SRCH)
-    }
-
-    /// Returns whether the virtual server has no such destination (`ENOENT`).
-    pub fn is_no_such_destination(&self) -> bool {
-        matches!(self, Self::Refused { refusal, .. } if refusal.errno == Errno::NOENT)
-    }
-
-    /// Returns whether the kernel could not load the scheduler or the persistence engine.
-    pub fn is_scheduler_missing(&self) -> bool {
-        matches!(self, Self::ModuleMissing { .. })
-    }
-
-    /// Returns whether the caller lacks CAP_NET_ADMIN in the initial user namespace (`EPERM`).
-    ///
-    /// Root in another user namespace lacks it. Commands that only read need it, too.
+    /// Returns whether the caller lacks a capability, usually CAP_NET_ADMIN (`EPERM`, `EACCES`).
     pub fn is_permission_denied(&self) -> bool {
         matches!(self.errno(), Some(Errno::PERM | Errno::ACCESS))
     }
 
-    /// Returns whether the kernel lacks IPVS, the command or the address family.
+    /// Returns whether the kernel lacks the command or the address family.
     pub fn is_unsupported(&self) -> bool {
-        matches!(self, Self::NoIpvs)
-            || matches!(self.errno(), Some(Errno::OPNOTSUPP | Errno::AFNOSUPPORT))
+        matches!(self.errno(), Some(Errno::OPNOTSUPP | Errno::AFNOSUPPORT))
     }
 
     /// Returns whether the kernel does not accept a value (`EINVAL`, `ERANGE`).

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 
-use rustix::io::Errno;
+use netlink::Errno;
 
 use crate::change::Change;
 use crate::client::Client;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::message::push_change;
 use crate::name::SchedulerName;
 use crate::service::{ClientMask, Protocol, Service, ServiceKey};
-use crate::transport::{Answer, RequestError};
+use netlink::transport::{Answer, RequestError};
 
 /// The result of a [`Change`].
 ///
@@ -22,7 +22,7 @@ pub type Outcome = std::result::Result<(), Box<Error>>;
 /// The number of changes that are encoded before they are sent.
 ///
 /// One datagram's worth, so that the memory of the batch stays in the CPU cache.
-const CHANGES_PER_BATCH: usize = crate::transport::REQUESTS_PER_SEND;
+const CHANGES_PER_BATCH: usize = netlink::transport::REQUESTS_PER_SEND;
 
 impl Client {
     /// Applies `changes` in order and returns their results in the same order.
@@ -58,7 +58,7 @@ impl Client {
         for change in changes {
             push_change(&mut self.batch, self.family, change)?;
         }
-        self.transport.run(&mut self.batch)
+        Ok(self.transport.run(&mut self.batch)?)
     }
 
     /// Creates a virtual server.
@@ -160,7 +160,7 @@ fn is_not_found(answer: &Answer) -> bool {
 /// Converts the failure of `change` to an [`Error`], with a variant for a missing module.
 fn explain(error: RequestError, change: &Change) -> Error {
     let (Change::AddService(service) | Change::SetService(service)) = change else {
-        return error.doing(change);
+        return error.doing(change).into();
     };
     match error {
         // For these two commands ENOENT has no other cause (`ip_vs_add_service`,
@@ -169,7 +169,7 @@ fn explain(error: RequestError, change: &Change) -> Error {
             doing: change.to_string(),
             module: needed_modules(service),
         },
-        error => error.doing(change),
+        error => error.doing(change).into(),
     }
 }
 

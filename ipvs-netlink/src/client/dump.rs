@@ -3,11 +3,10 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use crate::attr::{Attribute, Writer};
 use crate::client::Client;
 use crate::daemon::Daemon;
 use crate::destination::DestinationEntry;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::message::{
     find, read_daemon, read_destination, read_service, write_header, write_service_key,
 };
@@ -16,7 +15,8 @@ use crate::sys::{
     IPVS_CMD_ATTR_DAEMON, IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_GET_DAEMON,
     IPVS_CMD_GET_DEST, IPVS_CMD_GET_SERVICE, IPVS_GENL_VERSION,
 };
-use crate::transport::{DUMP_TRIES, Message};
+use netlink::attr::{Attribute, Writer};
+use netlink::transport::{DUMP_TRIES, Message};
 
 /// The delay before a service dump is repeated, for the kernel to finish resizing its table.
 const RESIZE_DELAY: Duration = Duration::from_millis(20);
@@ -38,7 +38,7 @@ impl Client {
     /// (`ip_vs_genl_dump_services`). [`Client::walk`] reads several dumps.
     ///
     /// # Errors
-    /// [`Error::is_permission_denied`]; [`Error::is_transient`].
+    /// [`crate::Error::is_permission_denied`]; [`crate::Error::is_transient`].
     pub fn services(&mut self) -> Result<Vec<ServiceEntry>> {
         let mut services = Vec::new();
         for _ in 0..DUMP_TRIES {
@@ -48,7 +48,7 @@ impl Client {
             }
             std::thread::sleep(RESIZE_DELAY);
         }
-        Err(Error::DumpInterrupted { tries: DUMP_TRIES })
+        Err(netlink::Error::DumpInterrupted { tries: DUMP_TRIES }.into())
     }
 
     /// Returns all virtual servers, each once.
@@ -204,7 +204,7 @@ impl Client {
         doing: &str,
         body: impl Fn(&mut Writer<'_>),
         kind: u16,
-        read: impl Fn(&Attribute<'_>) -> Result<T>,
+        read: impl Fn(&Attribute<'_>) -> netlink::Result<T>,
         entries: &mut Vec<T>,
     ) -> Result<usize> {
         let body = |writer: &mut Writer<'_>| {

@@ -2,9 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::attr::{Attribute, Writer};
 use crate::daemon::{Daemon, DaemonRole};
-use crate::error::{Error, Result};
 use crate::message::required;
 use crate::name::Name;
 use crate::sys::{
@@ -12,6 +10,8 @@ use crate::sys::{
     IPVS_DAEMON_ATTR_MCAST_PORT, IPVS_DAEMON_ATTR_MCAST_TTL, IPVS_DAEMON_ATTR_STATE,
     IPVS_DAEMON_ATTR_SYNC_ID, IPVS_DAEMON_ATTR_SYNC_MAXLEN,
 };
+use netlink::attr::{Attribute, Writer};
+use netlink::{Error, Result};
 
 /// Writes the key of a daemon: its role.
 pub fn write_daemon_key(writer: &mut Writer<'_>, role: DaemonRole) {

@@ -1,10 +1,8 @@
 //! Encodes and decodes destinations.
 
-use crate::attr::{Attribute, Writer};
 use crate::destination::{
     Destination, DestinationEntry, DestinationKey, Forwarding, Tunnel, TunnelFlags,
 };
-use crate::error::{Error, Result};
 use crate::message::{
     address_bytes, family_number, read_address, read_family, read_stats, required,
 };
@@ -16,6 +14,8 @@ use crate::sys::{
     IPVS_DEST_ATTR_STATS64, IPVS_DEST_ATTR_TUN_FLAGS, IPVS_DEST_ATTR_TUN_PORT,
     IPVS_DEST_ATTR_TUN_TYPE, IPVS_DEST_ATTR_U_THRESH, IPVS_DEST_ATTR_WEIGHT,
 };
+use netlink::attr::{Attribute, Writer};
+use netlink::{Error, Result};
 
 /// Writes the key of a destination.
 ///
@@ -63,7 +63,7 @@ fn read_forwarding(attribute: &Attribute<'_>) -> Result<Forwarding> {
 /// does not name one, as on kernels before 3.18.
 ///
 /// # Errors
-/// [`crate::Error::Malformed`] if the address or the port is missing, or an attribute is too short.
+/// [`netlink::Error::Malformed`] if the address or the port is missing, or an attribute is too short.
 pub fn read_destination(attribute: &Attribute<'_>, family: Family) -> Result<DestinationEntry> {
     let (mut address, mut port, mut family) = (None, None, family);
     let (mut stats, mut stats64) = (None, None);

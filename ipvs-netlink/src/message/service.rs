@@ -1,7 +1,5 @@
 //! Encodes and decodes virtual servers.
 
-use crate::attr::{Attribute, Writer};
-use crate::error::{Error, Result};
 use crate::message::{
     address_bytes, family_number, read_address, read_family, read_stats, required,
 };
@@ -12,6 +10,8 @@ use crate::sys::{
     IPVS_SVC_ATTR_NETMASK, IPVS_SVC_ATTR_PE_NAME, IPVS_SVC_ATTR_PORT, IPVS_SVC_ATTR_PROTOCOL,
     IPVS_SVC_ATTR_SCHED_NAME, IPVS_SVC_ATTR_STATS, IPVS_SVC_ATTR_STATS64, IPVS_SVC_ATTR_TIMEOUT,
 };
+use netlink::attr::{Attribute, Writer};
+use netlink::{Error, Result};
 
 /// The scheduler name that means "bound to no scheduler" (`ip_vs_genl_fill_service`).
 const NO_SCHEDULER: &str = "none";

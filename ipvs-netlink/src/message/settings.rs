@@ -2,14 +2,14 @@
 //!
 //! Their attributes are at the top level of the message, not nested in another attribute.
 
-use crate::attr::Writer;
-use crate::error::Result;
 use crate::message::read_attributes;
 use crate::settings::{Info, Timeouts};
 use crate::sys::{
     IPVS_CMD_ATTR_TIMEOUT_TCP, IPVS_CMD_ATTR_TIMEOUT_TCP_FIN, IPVS_CMD_ATTR_TIMEOUT_UDP,
     IPVS_INFO_ATTR_CONN_TAB_SIZE, IPVS_INFO_ATTR_VERSION,
 };
+use netlink::Result;
+use netlink::attr::Writer;
 
 /// Writes the timeouts; the kernel ignores a timeout of 0 (`ip_vs_set_timeout`).
 pub fn write_timeouts(writer: &mut Writer<'_>, timeouts: &Timeouts) {
@@ -21,7 +21,7 @@ pub fn write_timeouts(writer: &mut Writer<'_>, timeouts: &Timeouts) {
 /// Reads the timeouts from a message's payload; missing ones are 0.
 ///
 /// # Errors
-/// [`crate::Error::Malformed`] if an attribute is malformed.
+/// [`netlink::Error::Malformed`] if an attribute is malformed.
 pub fn read_timeouts(payload: &[u8]) -> Result<Timeouts> {
     let mut timeouts = Timeouts::default();
     for attribute in read_attributes(payload)? {
@@ -39,7 +39,7 @@ pub fn read_timeouts(payload: &[u8]) -> Result<Timeouts> {
 /// Reads the version and table size from a message's payload; missing values are 0.
 ///
 /// # Errors
-/// [`crate::Error::Malformed`] if an attribute is malformed.
+/// [`netlink::Error::Malformed`] if an attribute is malformed.
 pub fn read_info(payload: &[u8]) -> Result<Info> {
     let mut info = Info {
         version: (0, 0, 0),

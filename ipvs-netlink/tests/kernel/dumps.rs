@@ -209,7 +209,7 @@ fn a_second_dump_on_the_same_socket_is_rejected() {
             .collect();
         assert!(client.apply(&changes).unwrap().iter().all(Result::is_ok));
         let family = client.family();
-        let mut batch = ipvs_netlink::batch::Batch::new();
+        let mut batch = netlink::batch::Batch::new();
         for _ in 0..2 {
             batch
                 .push(family, NLM_F_DUMP, |writer| {
@@ -218,8 +218,8 @@ fn a_second_dump_on_the_same_socket_is_rejected() {
                 .unwrap();
         }
         let answers = client.transport().run(&mut batch).unwrap();
-        let refused = |answer: &ipvs_netlink::transport::Answer| {
-            matches!(answer, Err(ipvs_netlink::transport::RequestError::Refused(refusal))
+        let refused = |answer: &netlink::transport::Answer| {
+            matches!(answer, Err(netlink::transport::RequestError::Refused(refusal))
                 if refusal.errno == Errno::BUSY)
         };
         assert!(refused(&answers[1]), "{answers:?}");

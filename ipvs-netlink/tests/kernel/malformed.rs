@@ -1,6 +1,5 @@
 //! Requests that the data types cannot express.
 
-use ipvs_netlink::attr::Writer;
 use ipvs_netlink::message::{write_destination, write_header, write_service_key};
 use ipvs_netlink::sys::{
     IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_ATTR_TIMEOUT_TCP, IPVS_CMD_NEW_DEST,
@@ -8,6 +7,7 @@ use ipvs_netlink::sys::{
     IPVS_SVC_ATTR_AF, IPVS_SVC_ATTR_PORT, IPVS_SVC_ATTR_PROTOCOL,
 };
 use ipvs_netlink::{Errno, Result};
+use netlink::attr::Writer;
 
 use crate::{client, errno, server, service, tcp};
 
@@ -18,12 +18,13 @@ type Case<'a> = (&'a str, &'a dyn Fn(&mut Writer<'_>), Errno);
 fn send(command: u8, body: impl FnOnce(&mut Writer<'_>)) -> Result<()> {
     let mut client = client();
     let family = client.family();
-    client
-        .transport()
-        .request(family, 0, "sending a malformed request", |writer| {
-            write_header(writer, command, IPVS_GENL_VERSION);
-            body(writer);
-        })
+    let doing = "sending a malformed request";
+    let transport = client.transport();
+    transport.request(family, 0, doing, |writer| {
+        write_header(writer, command, IPVS_GENL_VERSION);
+        body(writer);
+    })?;
+    Ok(())
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The deliberate differences between our requests and `ipvsadm`'s.
 
-use ipvs_netlink::attr::{Attribute, attributes};
 use ipvs_netlink::message::read_attributes;
 use ipvs_netlink::sys::*;
+use netlink::attr::{Attribute, attributes};
 
 use crate::written;
 

@@ -2,11 +2,11 @@
 
 use std::net::IpAddr;
 
-use ipvs_netlink::attr::Writer;
-use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{RequestError, Transport, protocols};
-use ipvs_netlink::{Errno, Error, Result};
-use netlink_packet_core::NLA_F_NESTED;
+use netlink::NLA_F_NESTED;
+use netlink::attr::Writer;
+use netlink::batch::Batch;
+use netlink::transport::{RequestError, Transport, protocols};
+use netlink::{Errno, Error, Result};
 
 use super::flow::{Flow, read};
 use super::stale::{DumpScope, Stale};

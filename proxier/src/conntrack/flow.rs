@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use ipvs_netlink::attr::{Attribute, attributes};
-use ipvs_netlink::{Error, Result};
+use netlink::attr::{Attribute, attributes};
+use netlink::{Error, Result};
 
 use super::sys::*;
 use crate::frontend::Frontend;

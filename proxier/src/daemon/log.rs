@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipvs_netlink::Error;
+use netlink::Error;
 use tracing::Level;
 
 use super::address_repairs;

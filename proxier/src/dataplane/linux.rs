@@ -328,7 +328,7 @@ impl Dataplane for Linux {
 }
 
 /// Returns the failure to open a socket for netfilter; names the module if that is missing.
-fn netfilter_socket(error: ipvs::Error) -> Failure {
+fn netfilter_socket(error: netlink::Error) -> Failure {
     // `netlink_create` (Linux 6.1), if no module registered the protocol.
     let is_missing = error.errno() == Some(rustix::io::Errno::PROTONOSUPPORT);
     let mut failure = Failure::from(error);
@@ -354,10 +354,10 @@ impl From<nftables::TransactionError> for Failure {
     }
 }
 
-impl From<ipvs::Error> for Failure {
-    fn from(error: ipvs::Error) -> Self {
+impl From<netlink::Error> for Failure {
+    fn from(error: netlink::Error) -> Self {
         let errno = match &error {
-            ipvs::Error::Refused { .. } | ipvs::Error::ModuleMissing { .. } => error.errno(),
+            netlink::Error::Refused { refusal, .. } => Some(refusal.errno),
             // All other errors are the socket's. `None` tells the caller that the request may have taken
             // effect.
             _ => None,
@@ -365,6 +365,18 @@ impl From<ipvs::Error> for Failure {
         Self {
             errno,
             message: error.to_string(),
+        }
+    }
+}
+
+impl From<ipvs::Error> for Failure {
+    fn from(error: ipvs::Error) -> Self {
+        match error {
+            ipvs::Error::Netlink(error) => error.into(),
+            error => Self {
+                errno: error.errno(),
+                message: error.to_string(),
+            },
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use ipvs_netlink::attr::Writer;
+use netlink::attr::Writer;
 
 use super::message::{write_key_type, write_value};
 use super::rule::{Match, Rule, Statement};

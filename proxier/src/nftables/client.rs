@@ -1,8 +1,8 @@
 //! Our table in the kernel.
 
-use ipvs_netlink::attr::find;
-use ipvs_netlink::transport::{RequestError, Transport, protocols};
-use ipvs_netlink::{Error, Refusal};
+use netlink::attr::find;
+use netlink::transport::{RequestError, Transport, protocols};
+use netlink::{Error, Refusal};
 use rustix::io::Errno;
 
 use super::command::Command;

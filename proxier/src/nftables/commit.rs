@@ -3,9 +3,9 @@
 //! They name no generation, so the kernel accepts them whatever another program changed before. A rule is
 //! named by its handle: the kernel refuses the handle of a rule that is gone.
 
-use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{RequestError, Transport};
-use ipvs_netlink::{Error, Refusal};
+use netlink::batch::Batch;
+use netlink::transport::{RequestError, Transport};
+use netlink::{Error, Refusal};
 
 use super::message::frame;
 use super::sys::*;

@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
-use ipvs_netlink::Error;
-use ipvs_netlink::attr::{Attribute, Writer, find};
-use ipvs_netlink::transport::Transport;
+use netlink::Error;
+use netlink::attr::{Attribute, Writer, find};
+use netlink::transport::Transport;
 use rustix::io::Errno;
 
 use super::elements::Element;

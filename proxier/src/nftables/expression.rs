@@ -5,8 +5,8 @@
 
 use std::ops::RangeInclusive;
 
-use ipvs_netlink::Error;
-use ipvs_netlink::attr::{Attribute, Writer, find};
+use netlink::Error;
+use netlink::attr::{Attribute, Writer, find};
 
 use super::anonymous::{ANONYMOUS, AnonymousSet};
 use super::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};

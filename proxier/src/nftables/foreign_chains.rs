@@ -19,10 +19,10 @@
 //! The other rules of the chain are not interpreted: if one of them accepts these packets already, our
 //! rule is redundant and harmless.
 
-use ipvs_netlink::attr::{Writer, find};
-use ipvs_netlink::transport::{Transport, protocols};
-use ipvs_netlink::{Error, Refusal};
-use netlink_packet_core::NLM_F_CREATE;
+use netlink::NLM_F_CREATE;
+use netlink::attr::{Writer, find};
+use netlink::transport::{Transport, protocols};
+use netlink::{Error, Refusal};
 use rustix::io::Errno;
 
 use super::commit::commit;

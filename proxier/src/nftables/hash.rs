@@ -5,8 +5,8 @@
 //! are of encoded bytes and not of text or `Debug` output, because if another version encodes an unchanged
 //! value in other bytes, the hash must differ too.
 
-use ipvs_netlink::attr::Writer;
-use ipvs_netlink::batch::Batch;
+use netlink::attr::Writer;
+use netlink::batch::Batch;
 
 use super::anonymous::anonymous_sets;
 use super::expression::write_rule;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use ipvs_netlink::Error;
-use ipvs_netlink::transport::{Transport, protocols};
+use netlink::Error;
+use netlink::transport::{Transport, protocols};
 
 use super::message::{contents, message_type};
 use super::removal::TableName;

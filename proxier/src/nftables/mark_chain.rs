@@ -10,11 +10,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use ipvs_netlink::Error;
-use ipvs_netlink::attr::Writer;
-use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{Transport, protocols};
-use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
+use netlink::Error;
+use netlink::attr::Writer;
+use netlink::batch::Batch;
+use netlink::transport::{Transport, protocols};
+use netlink::{NLM_F_APPEND, NLM_F_CREATE};
 use rustix::io::Errno;
 
 use super::commit::commit;

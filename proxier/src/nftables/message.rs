@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use ipvs_netlink::Result;
-use ipvs_netlink::attr::{Attribute, Writer, attributes};
-use ipvs_netlink::batch::Batch;
-use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
+use netlink::Result;
+use netlink::attr::{Attribute, Writer, attributes};
+use netlink::batch::Batch;
+use netlink::{NLM_F_APPEND, NLM_F_CREATE};
 
 use super::anonymous::{AnonymousSet, anonymous_sets};
 use super::command::Command;
@@ -121,7 +121,7 @@ pub(super) fn transaction(
 /// Returns the number of bytes of the transaction with these commands.
 ///
 /// # Errors
-/// [`ipvs_netlink::Error::TooLong`] if a name does not fit an attribute.
+/// [`netlink::Error::TooLong`] if a name does not fit an attribute.
 pub fn transaction_length(
     table: &str,
     commands: impl IntoIterator<Item = Command>,

@@ -14,9 +14,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use ipvs_netlink::Error;
-use ipvs_netlink::attr::{Writer, find};
-use ipvs_netlink::transport::{Transport, protocols};
+use netlink::Error;
+use netlink::attr::{Writer, find};
+use netlink::transport::{Transport, protocols};
 
 use super::commit::commit;
 use super::listing::{ChainName, chain_name, dump_chains};
@@ -297,7 +297,7 @@ fn read_rule(table: &TableName, payload: &[u8]) -> Result<Option<FoundRule>, Err
 
 /// Returns the chain to which an expression jumps; `None` for other expressions.
 fn jump_target(expression: &[u8]) -> Result<Option<String>, Error> {
-    let attributes = || ipvs_netlink::attr::attributes(expression);
+    let attributes = || netlink::attr::attributes(expression);
     let Some(data) = find(attributes(), NFTA_EXPR_DATA)? else {
         return Ok(None);
     };

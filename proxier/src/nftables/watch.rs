@@ -3,10 +3,10 @@
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use ipvs_netlink::Error;
-use ipvs_netlink::attr::find;
-use ipvs_netlink::listener::{Listener, Notice};
-use ipvs_netlink::transport::protocols;
+use netlink::Error;
+use netlink::attr::find;
+use netlink::listener::{Listener, Notice};
+use netlink::transport::protocols;
 
 use super::foreign_chains;
 use super::message::contents;

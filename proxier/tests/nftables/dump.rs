@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use ipvs_netlink::attr::{Attribute, attributes};
-use ipvs_netlink::transport::{Transport, protocols};
+use netlink::attr::{Attribute, attributes};
+use netlink::transport::{Transport, protocols};
 
 const NFPROTO_INET: u8 = 1;
 const NFPROTO_ARP: u8 = 3;

@@ -3,8 +3,8 @@
 //! The lab kernels have nf_tables. They lack the subsystem of passive fingerprints
 //! (`CONFIG_NETFILTER_NETLINK_OSF`), and `nfnetlink_rcv_msg` answers alike for all that are missing.
 
-use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{RequestError, Transport, protocols};
+use netlink::batch::Batch;
+use netlink::transport::{RequestError, Transport, protocols};
 use proxier::testing::conntrack::ConntrackClient;
 use rustix::io::Errno;
 

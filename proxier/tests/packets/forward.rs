@@ -16,7 +16,7 @@ use super::services::Services;
 use crate::{at, check};
 
 /// Returns a client with this treatment of forward chains, and warnings about input chains.
-fn open(answers: Treatment) -> Result<ForeignChains, ipvs_netlink::Error> {
+fn open(answers: Treatment) -> Result<ForeignChains, netlink::Error> {
     ForeignChains::open(Treatments {
         answers,
         frontends: Treatment::Warn,

@@ -267,7 +267,7 @@ const MODULES: [(&str, &[&str]); 48] = [
 ];
 
 /// Paths of other crates, and the only modules that may use them.
-const RESERVED: [(&str, &[&str]); 13] = [
+const RESERVED: [(&str, &[&str]); 12] = [
     // The API server.
     ("kube", &["watch"]),
     ("k8s_openapi", &["watch"]),
@@ -282,11 +282,7 @@ const RESERVED: [(&str, &[&str]); 13] = [
     ("clap", &["cli"]),
     // The kernel.
     (
-        "netlink_packet_core",
-        &["conntrack", "dataplane", "ipset", "nftables"],
-    ),
-    (
-        "ipvs_netlink::transport",
+        "netlink::transport",
         &["conntrack", "dataplane", "ipset", "nftables"],
     ),
     ("ipvs::Client", &["dataplane"]),

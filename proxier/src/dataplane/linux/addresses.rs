@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipvs_netlink as ipvs;
-use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{Transport, protocols};
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink::batch::Batch;
+use netlink::transport::{Transport, protocols};
+use netlink::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use rustix::io::Errno;
 
 use super::link::{
@@ -234,7 +233,7 @@ impl Addresses {
     }
 
     /// Makes a carrier of ours that of another program.
-    pub(super) fn release_carrier(&mut self) -> ipvs::Result<()> {
+    pub(super) fn release_carrier(&mut self) -> netlink::Result<()> {
         match self.carrier()? {
             Some(link) if link.is_ours => release_carrier(&mut self.transport)?
                 .map_err(|refusal| refusal.doing("handing the device kube-ipvs0 over")),
@@ -276,7 +275,7 @@ impl Addresses {
     }
 
     /// Returns the requests of `ops`, one for each; `None` if the carrier that they need is missing.
-    fn batch(&mut self, ops: &[Op]) -> ipvs::Result<Option<Batch>> {
+    fn batch(&mut self, ops: &[Op]) -> netlink::Result<Option<Batch>> {
         let needs_carrier = |op: &Op| match op {
             Op::AddAddress(..) | Op::SetAddress(..) => self.form.use_carrier(),
             Op::DeleteAddress(_) => self.form == ServiceAddresses::Dummy,
@@ -328,12 +327,12 @@ impl Addresses {
         Ok(Some(batch))
     }
 
-    fn carrier(&mut self) -> ipvs::Result<Option<Device>> {
+    fn carrier(&mut self) -> netlink::Result<Option<Device>> {
         find_link(&mut self.transport, CARRIER)
     }
 
     /// Reads the addresses on `interface`, or on all with 0.
-    fn interface_addresses(&mut self, interface: u32) -> ipvs::Result<Vec<InterfaceAddress>> {
+    fn interface_addresses(&mut self, interface: u32) -> netlink::Result<Vec<InterfaceAddress>> {
         self.transport.list(
             RTM_GETADDR,
             "reading the addresses",
@@ -343,7 +342,7 @@ impl Addresses {
     }
 
     /// Reads the local routes that the kernel did not make.
-    fn routes(&mut self) -> ipvs::Result<Vec<LocalRoute>> {
+    fn routes(&mut self) -> netlink::Result<Vec<LocalRoute>> {
         let mut of_family = |family| {
             self.transport.list(
                 RTM_GETROUTE,
@@ -385,7 +384,7 @@ fn our_route(
     }
 }
 
-fn push_route(batch: &mut Batch, kind: u16, flags: u16, route: &LocalRoute) -> ipvs::Result<()> {
+fn push_route(batch: &mut Batch, kind: u16, flags: u16, route: &LocalRoute) -> netlink::Result<()> {
     batch.push(kind, flags, |writer| write_route(writer, route))
 }
 
@@ -395,7 +394,7 @@ fn push_address(
     flags: u16,
     address: IpAddr,
     interface: u32,
-) -> ipvs::Result<()> {
+) -> netlink::Result<()> {
     let mut entry = InterfaceAddress::single(address, interface);
     if is_on_every_machine(address) {
         // The kernel deletes an address only with its own prefix length (`inet6_addr_del`).

@@ -4,10 +4,10 @@
 
 use std::fmt;
 
-use ipvs_netlink::Result;
-use ipvs_netlink::attr::{Writer, attributes, find};
-use ipvs_netlink::transport::{Transport, protocols};
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink::Result;
+use netlink::attr::{Writer, attributes, find};
+use netlink::transport::{Transport, protocols};
+use netlink::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use rustix::io::Errno;
 
 use super::rtnetlink::{

@@ -2,11 +2,11 @@
 //!
 //! Layouts and numbers from `include/uapi/linux/if_link.h` and `if.h`.
 
-use ipvs_netlink::Result;
-use ipvs_netlink::attr::{Writer, attributes, find};
-use ipvs_netlink::batch::Batch;
-use ipvs_netlink::transport::{Answer, RequestError, Transport};
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink::Result;
+use netlink::attr::{Writer, attributes, find};
+use netlink::batch::Batch;
+use netlink::transport::{Answer, RequestError, Transport};
+use netlink::{NLM_F_CREATE, NLM_F_EXCL};
 use rustix::io::Errno;
 
 use super::rtnetlink::{AF_INET6, split};

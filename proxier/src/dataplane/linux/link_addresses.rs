@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use ipvs_netlink as ipvs;
-use ipvs_netlink::attr::attributes;
-use ipvs_netlink::transport::{Transport, protocols};
+use netlink::attr::attributes;
+use netlink::transport::{Transport, protocols};
 
 use super::rtnetlink::{AF_INET, IFA_LABEL, IFA_LOCAL, RT_SCOPE_LINK, RTM_GETADDR, split};
 use crate::dataplane::Failure;
@@ -32,7 +31,7 @@ pub(super) fn read() -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {
 }
 
 /// Reads a link and its address; `None` if ARP requests do not carry this address.
-fn read_address(payload: &[u8]) -> ipvs::Result<Option<(Arc<str>, Ipv4Addr)>> {
+fn read_address(payload: &[u8]) -> netlink::Result<Option<(Arc<str>, Ipv4Addr)>> {
     let ([family, _, flags, scope, ..], contents) = split::<8>(payload)?;
     if family != AF_INET || flags & IFA_F_SECONDARY != 0 || scope >= RT_SCOPE_LINK {
         return Ok(None);

@@ -3,8 +3,8 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use ipvs_netlink::listener::Listener;
-use ipvs_netlink::transport::protocols;
+use netlink::listener::Listener;
+use netlink::transport::protocols;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tracing::Level;
@@ -255,7 +255,7 @@ fn discard(notices: &mut Listener) -> Result<(), Failure> {
             Ok(false) => return Ok(()),
             // `ENOBUFS`: notifications were lost. They carry nothing that the caller needs, because it
             // reads all addresses next.
-            Err(ipvs_netlink::Error::AnswersLost) => {}
+            Err(netlink::Error::AnswersLost) => {}
             Err(error) => return Err(error.into()),
         }
     }

@@ -8,9 +8,9 @@
 
 use std::ops::RangeInclusive;
 
-use ipvs_netlink::Result;
-use ipvs_netlink::attr::{Writer, attributes};
-use ipvs_netlink::transport::Transport;
+use netlink::Result;
+use netlink::attr::{Writer, attributes};
+use netlink::transport::Transport;
 
 use super::link::{IFF_UP, IFLA_EXT_MASK, IFLA_IFNAME, RTEXT_FILTER_SKIP_STATS, RTM_GETLINK};
 use super::rtnetlink::split;

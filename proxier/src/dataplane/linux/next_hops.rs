@@ -5,9 +5,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use ipvs_netlink as ipvs;
-use ipvs_netlink::attr::attributes;
-use ipvs_netlink::transport::Transport;
+use netlink::attr::attributes;
+use netlink::transport::Transport;
 use rustix::io::Errno;
 
 use super::rtnetlink::{AF_INET, AF_INET6, RTM_GETROUTE, RTN_UNICAST, read_address, split};
@@ -28,7 +27,7 @@ const NEXT_HOP_HEADER: usize = 8;
 ///
 /// # Cost
 /// Linear in these routes; about a millisecond for 2,000. Memory is linear in the different next hops.
-pub(super) fn read(transport: &mut Transport) -> ipvs::Result<BTreeSet<IpAddr>> {
+pub(super) fn read(transport: &mut Transport) -> netlink::Result<BTreeSet<IpAddr>> {
     let mut all = BTreeSet::new();
     for family in [AF_INET, AF_INET6] {
         let mut found = BTreeSet::new();
@@ -66,7 +65,7 @@ pub(super) fn read(transport: &mut Transport) -> ipvs::Result<BTreeSet<IpAddr>> 
 }
 
 /// Adds the next hops of a route.
-fn read_route(payload: &[u8], found: &mut BTreeSet<IpAddr>) -> ipvs::Result<()> {
+fn read_route(payload: &[u8], found: &mut BTreeSet<IpAddr>) -> netlink::Result<()> {
     let ([family, _, _, _, table, _, _, kind, ..], contents) = split::<12>(payload)?;
     // Kernels before 4.20 do not filter.
     match (table, kind) {
@@ -75,7 +74,11 @@ fn read_route(payload: &[u8], found: &mut BTreeSet<IpAddr>) -> ipvs::Result<()> 
     }
 }
 
-fn read_next_hops(family: u8, contents: &[u8], found: &mut BTreeSet<IpAddr>) -> ipvs::Result<()> {
+fn read_next_hops(
+    family: u8,
+    contents: &[u8],
+    found: &mut BTreeSet<IpAddr>,
+) -> netlink::Result<()> {
     for attribute in attributes(contents) {
         let attribute = attribute?;
         match attribute.kind {

@@ -4,9 +4,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipvs_netlink::Result;
-use ipvs_netlink::attr::{attributes, find};
-use ipvs_netlink::transport::Transport;
+use netlink::Result;
+use netlink::attr::{attributes, find};
+use netlink::transport::Transport;
 use rustix::io::Errno;
 
 use super::answer_routes::RTM_GETRULE;

@@ -4,8 +4,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipvs_netlink::attr::{Attribute, Writer, attributes};
-use ipvs_netlink::{Error, Result};
+use netlink::attr::{Attribute, Writer, attributes};
+use netlink::{Error, Result};
 
 use crate::plan::SourceFlaw;
 
@@ -157,7 +157,7 @@ pub(super) fn write_route(writer: &mut Writer<'_>, route: &LocalRoute) {
 
 /// Writes the body of a dump request for the local routes of a family.
 ///
-/// The kernel filters by table and type ([`ipvs_netlink::transport::Transport::filter_dumps`]): a
+/// The kernel filters by table and type ([`netlink::transport::Transport::filter_dumps`]): a
 /// node may have 100,000 routes in other tables. It would not filter a request for both families,
 /// because MPLS rejects one with a table.
 pub(super) fn write_local_routes(writer: &mut Writer<'_>, family: u8) {

@@ -3,8 +3,8 @@
 //! * `ct direction reply ct state established,related accept` for answers of endpoints,
 //! * `meta mark & MARK == MARK accept` for packets for frontends.
 
-use ipvs_netlink::attr::{Attribute, Writer, find};
-use ipvs_netlink::{Error, Refusal};
+use netlink::attr::{Attribute, Writer, find};
+use netlink::{Error, Refusal};
 use rustix::io::Errno;
 
 use super::accepted::{Accepted, Author};

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use ipvs_netlink::Error;
-use ipvs_netlink::attr::{Writer, find};
+use netlink::Error;
+use netlink::attr::{Writer, find};
 
 use crate::nftables::listing::{family_name, text};
 use crate::nftables::message::contents;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use ipvs_netlink::Refusal;
+use netlink::Refusal;
 use rustix::io::Errno;
 
 use super::accepted::Accepted;
