@@ -12,13 +12,14 @@ use crate::destination::{Destination, DestinationKey, Forwarding, Tunnel, Tunnel
 use crate::error::{Error, Result};
 use crate::message::{find, write_header, write_service_key};
 use crate::name::SchedulerName;
-use crate::service::{Family, Service, ServiceKey};
+use crate::service::{Service, ServiceKey};
 use crate::settings::Info;
 use crate::sys::{
     IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_GET_DEST, IPVS_CMD_GET_SERVICE,
     IPVS_DEST_ATTR_ADDR_FAMILY, IPVS_DEST_ATTR_TUN_FLAGS, IPVS_DEST_ATTR_TUN_TYPE,
     IPVS_GENL_VERSION, IPVS_SVC_ATTR_STATS64,
 };
+use netlink::Family;
 use netlink::transport::Message;
 
 /// The schedulers of the kernel's source tree.

@@ -63,7 +63,7 @@ pub use destination::{
 };
 pub use error::{Error, Result};
 pub use name::{EngineName, InterfaceName, SchedulerName};
-pub use netlink::Errno;
-pub use service::{ClientMask, Family, Protocol, Service, ServiceEntry, ServiceFlags, ServiceKey};
+pub use netlink::{Errno, Family};
+pub use service::{ClientMask, Protocol, Service, ServiceEntry, ServiceFlags, ServiceKey};
 pub use settings::{Info, Timeouts};
 pub use stats::Stats;

@@ -17,7 +17,8 @@ use rustix::time::{ClockId, clock_getres};
 
 use crate::destination::{Destination, DestinationKey, Forwarding};
 use crate::name::SchedulerName;
-use crate::service::{ClientMask, Family, Protocol, Service, ServiceFlags, ServiceKey};
+use crate::service::{ClientMask, Protocol, Service, ServiceFlags, ServiceKey};
+use netlink::Family;
 
 /// The file of the calling thread's network namespace.
 pub const PATH: &str = "/proc/thread-self/net/ip_vs";

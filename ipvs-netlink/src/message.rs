@@ -7,7 +7,6 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::change::Change;
-use crate::service::Family;
 use crate::stats::Stats;
 use crate::sys::{
     IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_DEL_DEST, IPVS_CMD_DEL_SERVICE,
@@ -16,6 +15,7 @@ use crate::sys::{
     IPVS_STATS_ATTR_INBYTES, IPVS_STATS_ATTR_INPKTS, IPVS_STATS_ATTR_INPPS, IPVS_STATS_ATTR_OUTBPS,
     IPVS_STATS_ATTR_OUTBYTES, IPVS_STATS_ATTR_OUTPKTS, IPVS_STATS_ATTR_OUTPPS,
 };
+use netlink::Family;
 use netlink::attr::{self, Attribute, Writer, attributes};
 use netlink::batch::Batch;
 use netlink::{Error, Result};

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use netlink::Family;
+
 use crate::name::{EngineName, SchedulerName};
 use crate::stats::Stats;
 
@@ -51,24 +53,6 @@ impl fmt::Display for Protocol {
             Self::Udp => f.pad("UDP"),
             Self::Sctp => f.pad("SCTP"),
             Self::Other(number) => f.pad(&format!("IP_{number}")),
-        }
-    }
-}
-
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Family {
-    /// `AF_INET`.
-    V4,
-    /// `AF_INET6`.
-    V6,
-}
-
-impl From<IpAddr> for Family {
-    fn from(address: IpAddr) -> Self {
-        match address {
-            IpAddr::V4(_) => Self::V4,
-            IpAddr::V6(_) => Self::V6,
         }
     }
 }

@@ -51,7 +51,7 @@ fn server(address: &str, weight: u32) -> Destination {
 }
 
 /// Returns the errno of the kernel's answer; `None` for a success.
-fn errno<T: std::fmt::Debug>(result: std::result::Result<T, impl Into<Error>>) -> Option<Errno> {
+fn errno<T: std::fmt::Debug>(result: Result<T, impl Into<Error>>) -> Option<Errno> {
     match result {
         Ok(_) => None,
         Err(error) => {

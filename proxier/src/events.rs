@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::model::ObjectName;
 use crate::problem::Problem;
-use crate::stable_hash::fnv1a;
+use net::stable_hash::fnv1a;
 
 mod book;
 

@@ -55,24 +55,6 @@ impl Frontend {
     }
 }
 
-impl From<Family> for ipvs::Family {
-    fn from(family: Family) -> Self {
-        match family {
-            Family::V4 => Self::V4,
-            Family::V6 => Self::V6,
-        }
-    }
-}
-
-impl From<ipvs::Family> for Family {
-    fn from(family: ipvs::Family) -> Self {
-        match family {
-            ipvs::Family::V4 => Self::V4,
-            ipvs::Family::V6 => Self::V6,
-        }
-    }
-}
-
 impl From<Frontend> for ipvs::ServiceKey {
     fn from(frontend: Frontend) -> Self {
         Self::Address {
@@ -121,7 +103,7 @@ impl LedgerKey {
             }),
             ipvs::ServiceKey::Mark { family, mark } => Some(Self::Mark {
                 mark,
-                v6: family == ipvs::Family::V6,
+                v6: family == Family::V6,
             }),
             _ => None,
         }
@@ -141,11 +123,11 @@ impl From<LedgerKey> for ipvs::ServiceKey {
                 port,
             },
             LedgerKey::Mark { mark, v6: false } => Self::Mark {
-                family: ipvs::Family::V4,
+                family: Family::V4,
                 mark,
             },
             LedgerKey::Mark { mark, v6: true } => Self::Mark {
-                family: ipvs::Family::V6,
+                family: Family::V6,
                 mark,
             },
         }
@@ -165,7 +147,7 @@ mod tests {
         };
         assert_eq!(Frontend::of(&frontend.into()), Some(frontend));
         assert_eq!(frontend.to_string(), "SCTP 10.96.0.1:443");
-        let marks = [ipvs::Family::V4, ipvs::Family::V6];
+        let marks = [Family::V4, ipvs::Family::V6];
         let marks = marks.map(|family| ipvs::ServiceKey::Mark { family, mark: 7 });
         for key in marks.into_iter().chain([frontend.into()]) {
             let line = serde_json::to_string(&LedgerKey::new(key)).unwrap();

@@ -60,7 +60,6 @@ mod retry;
 mod serve;
 mod shadow;
 mod split_map;
-mod stable_hash;
 mod store;
 mod sync;
 mod sysctl;

@@ -22,7 +22,7 @@ mod reachable;
 mod specification;
 
 /// Every crate's directory, relative to the repository.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "bench",
     "bench/first-use",
     "bench/lab",
@@ -30,6 +30,7 @@ const CRATES: [&str; 9] = [
     "ipvs-netlink/fuzz",
     "ipvs-netlink/netlink",
     "proxier",
+    "proxier/net",
     "proxier/tests/api_server",
     "schedulers",
 ];

@@ -13,10 +13,12 @@
 pub mod attr;
 pub mod batch;
 pub mod error;
+mod family;
 pub mod listener;
 pub mod transport;
 
 pub use error::{Error, Refusal, Result};
+pub use family::Family;
 pub use netlink_packet_core::{
     NLA_F_NESTED, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE,
 };

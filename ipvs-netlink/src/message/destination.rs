@@ -6,7 +6,6 @@ use crate::destination::{
 use crate::message::{
     address_bytes, family_number, read_address, read_family, read_stats, required,
 };
-use crate::service::Family;
 use crate::sys::{
     IPVS_DEST_ATTR_ACTIVE_CONNS, IPVS_DEST_ATTR_ADDR, IPVS_DEST_ATTR_ADDR_FAMILY,
     IPVS_DEST_ATTR_FWD_METHOD, IPVS_DEST_ATTR_INACT_CONNS, IPVS_DEST_ATTR_L_THRESH,
@@ -14,6 +13,7 @@ use crate::sys::{
     IPVS_DEST_ATTR_STATS64, IPVS_DEST_ATTR_TUN_FLAGS, IPVS_DEST_ATTR_TUN_PORT,
     IPVS_DEST_ATTR_TUN_TYPE, IPVS_DEST_ATTR_U_THRESH, IPVS_DEST_ATTR_WEIGHT,
 };
+use netlink::Family;
 use netlink::attr::{Attribute, Writer};
 use netlink::{Error, Result};
 

@@ -4,12 +4,13 @@ use crate::message::{
     address_bytes, family_number, read_address, read_family, read_stats, required,
 };
 use crate::name::Name;
-use crate::service::{ClientMask, Family, Service, ServiceEntry, ServiceFlags, ServiceKey};
+use crate::service::{ClientMask, Service, ServiceEntry, ServiceFlags, ServiceKey};
 use crate::sys::{
     IPVS_SVC_ATTR_ADDR, IPVS_SVC_ATTR_AF, IPVS_SVC_ATTR_FLAGS, IPVS_SVC_ATTR_FWMARK,
     IPVS_SVC_ATTR_NETMASK, IPVS_SVC_ATTR_PE_NAME, IPVS_SVC_ATTR_PORT, IPVS_SVC_ATTR_PROTOCOL,
     IPVS_SVC_ATTR_SCHED_NAME, IPVS_SVC_ATTR_STATS, IPVS_SVC_ATTR_STATS64, IPVS_SVC_ATTR_TIMEOUT,
 };
+use netlink::Family;
 use netlink::attr::{Attribute, Writer};
 use netlink::{Error, Result};
 

@@ -183,7 +183,7 @@ fn count_plan(desired: &Desired) {
                 Scope::Internal => "internal",
                 Scope::External | Scope::NodePort => "external",
             };
-            let family = Family::from(key.family());
+            let family = key.family();
             let services: &mut BTreeSet<_> = remote_only.entry((policy, family)).or_default();
             services.insert(&server.owner.service);
         }

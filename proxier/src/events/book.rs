@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{Notice, Occurrence};
-use crate::stable_hash::{fnv1a, mix};
+use net::stable_hash::{fnv1a, mix};
 
 /// When Events are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 
-use crate::stable_hash::{fnv1a, mix};
+use net::stable_hash::{fnv1a, mix};
 
 /// The number of preferred numbers that a claim tries. After them it gets the next free number. In a pool that
 /// is half full, one claim in four billion needs that.

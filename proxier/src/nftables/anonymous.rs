@@ -11,7 +11,7 @@ use super::message::{write_key_type, write_value};
 use super::rule::{Match, Rule, Statement};
 use super::sys::*;
 use super::value::KeyType;
-use crate::model::{Family, Networks};
+use net::{Family, Networks};
 
 /// The name with which the kernel chooses one itself (`nf_tables_set_alloc_name`).
 pub(super) const ANONYMOUS: &str = "__set%d";

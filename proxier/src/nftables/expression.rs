@@ -12,7 +12,7 @@ use super::anonymous::{ANONYMOUS, AnonymousSet};
 use super::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
 use super::sys::*;
 use super::value::{KeyBytes, Value};
-use crate::model::{Family, Networks};
+use net::{Family, Networks};
 
 /// Writes the expressions of `rule`.
 ///

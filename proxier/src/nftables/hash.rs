@@ -16,7 +16,7 @@ use super::rule::{Rule, Verdict};
 use super::set::Set;
 use super::sys::*;
 use super::table::Chain;
-use crate::stable_hash::{fnv1a, mix};
+use net::stable_hash::{fnv1a, mix};
 
 /// Hashes elements of sets and maps. It keeps its memory, because a start hashes each element of the table.
 #[derive(Clone, Debug, Default)]
@@ -94,7 +94,7 @@ mod tests {
     use super::super::table::Hook;
     use super::super::value::{KeyType, Value};
     use super::*;
-    use crate::model::{Family, Networks};
+    use net::{Family, Networks};
 
     fn element(set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
         ElementHasher::default().hash(set, key, verdict)

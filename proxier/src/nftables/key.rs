@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use smallvec::SmallVec;
 
 use super::value::{KeyBytes, KeyType, Value};
-use crate::model::Protocol;
+use net::Protocol;
 
 /// A key: one value, or several concatenated.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::value::{Value, protocol_name};
-use crate::model::{Family, Networks, Protocol};
+use net::{Family, Networks, Protocol};
 
 /// A rule. The kernel executes its statements in order, until one does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]

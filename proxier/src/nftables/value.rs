@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use smallvec::SmallVec;
 
 use super::sys::IFNAMSIZ;
-use crate::model::{Family, Protocol};
+use net::{Family, Protocol};
 
 /// The bytes of a key. The longest one of our sets, a pair of IPv6 addresses, fits without an allocation.
 pub(super) type KeyBytes = SmallVec<[u8; 32]>;

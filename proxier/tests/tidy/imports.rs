@@ -8,7 +8,7 @@ use super::{Source, assert_none, sources};
 ///
 /// A module may use only modules above it, so there are no cycles. `testing` and `lib.rs` may use
 /// all of them.
-const MODULES: [(&str, &[&str]); 48] = [
+const MODULES: [(&str, &[&str]); 47] = [
     // Values. They know neither the API server nor the kernel.
     ("model", &[]),
     ("clock", &[]),
@@ -20,7 +20,6 @@ const MODULES: [(&str, &[&str]); 48] = [
     ("panics", &[]),
     ("problem", &[]),
     ("split_map", &["packed"]),
-    ("stable_hash", &[]),
     ("timer", &[]),
     ("yaml", &[]),
     ("health", &[]),
@@ -38,7 +37,7 @@ const MODULES: [(&str, &[&str]); 48] = [
     // Input.
     ("store", &["model", "packed", "problem"]),
     ("api", &["model", "problem", "store"]),
-    ("events", &["model", "problem", "stable_hash"]),
+    ("events", &["model", "problem"]),
     (
         "watch",
         &[
@@ -52,10 +51,7 @@ const MODULES: [(&str, &[&str]); 48] = [
             "yaml",
         ],
     ),
-    (
-        "manifests",
-        &["api", "model", "problem", "stable_hash", "store", "yaml"],
-    ),
+    ("manifests", &["api", "model", "problem", "store", "yaml"]),
     // Decisions: pure.
     (
         "plan",
@@ -74,7 +70,7 @@ const MODULES: [(&str, &[&str]); 48] = [
     ("traffic", &["instruments", "model", "plan", "split_map"]),
     // The kernel.
     ("sysctl", &[]),
-    ("nftables", &["model", "stable_hash"]),
+    ("nftables", &[]),
     ("ipset", &[]),
     ("predecessor", &["ipset", "model", "nftables"]),
     (

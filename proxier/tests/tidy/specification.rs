@@ -94,6 +94,7 @@ fn directory(package: Option<&str>) -> Result<PathBuf, String> {
     let directory = match package {
         "lab" => "bench/lab",
         "api-server" => "proxier/tests/api_server",
+        "net" => "proxier/net",
         "netlink" => "ipvs-netlink/netlink",
         name => name,
     };

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display as _};
 use std::net::IpAddr;
 
-use super::{Cidr, Family};
+use crate::{Cidr, Family};
 
 /// A set of addresses of one family, as ordered and disjoint networks.
 ///
@@ -15,7 +15,7 @@ pub struct Networks {
 }
 
 /// The first and the last address of a range.
-type Bounds = (u128, u128);
+pub type Bounds = (u128, u128);
 
 impl Networks {
     /// Returns the union of the networks of `family`; ignores the other family.
@@ -65,7 +65,7 @@ impl Networks {
     }
 
     /// Returns the network, if there is exactly one.
-    pub(crate) fn single(&self) -> Option<Cidr> {
+    pub fn single(&self) -> Option<Cidr> {
         match self.networks[..] {
             [network] => Some(network),
             _ => None,
@@ -76,7 +76,7 @@ impl Networks {
     ///
     /// Adjacent networks form one range: an nftables interval ends with an element of its own, which
     /// would have the key of the next interval's start.
-    pub(crate) fn ranges(&self) -> Vec<Bounds> {
+    pub fn ranges(&self) -> Vec<Bounds> {
         let mut ranges: Vec<Bounds> = Vec::with_capacity(self.networks.len());
         for &network in &self.networks {
             let (first, last) = bounds(network);

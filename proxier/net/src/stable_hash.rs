@@ -4,7 +4,7 @@
 //! ledger, in names of Events, and in addresses that are allocated for manifests.
 
 /// Returns the FNV-1a hash of `bytes`, with 64 bits.
-pub(crate) fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
+pub fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
     let bytes = bytes.into_iter();
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -14,7 +14,7 @@ pub(crate) fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
 /// Spreads each bit of a hash over all bits: the last step of MurmurHash3 (`fmix64`).
 ///
 /// The low bits of FNV-1a are poorly mixed, and its multiplication preserves sums.
-pub(crate) fn mix(mut hash: u64) -> u64 {
+pub fn mix(mut hash: u64) -> u64 {
     hash ^= hash >> 33;
     hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash ^= hash >> 33;
