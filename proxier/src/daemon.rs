@@ -17,8 +17,9 @@ use crate::clock;
 use crate::dataplane::Dataplane;
 use crate::filter::Filter;
 use crate::health::Board;
+use crate::host::{ForeignChains, MarkChains};
 use crate::manifests::Loaded;
-use crate::nftables::{ForeignChains, MarkChains, Tampering};
+use crate::nftables::Tampering;
 use crate::problem::Problem;
 use crate::serve::{BindFailures, HealthCheckPorts};
 use crate::store::Event;
@@ -341,7 +342,7 @@ impl<D: Dataplane> Daemon<D> {
                 self.has_tampering = true;
             }
             Message::RulesChanged(tampering) => {
-                if tampering.concerns_foreign_chains()
+                if tampering.concerns_foreign()
                     && let Some(chains) = &mut self.foreign_chains
                 {
                     chains.note_change();

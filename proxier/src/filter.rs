@@ -33,7 +33,7 @@
 //! The table is called [`TABLE`]. It has no chain at the forward hook. IPVS sends requests through the
 //! output hook, and only the answers of endpoints are forwarded. If a chain of another program drops these
 //! or the requests, only a rule in that chain can help, because a drop in any table is final. See
-//! [`crate::nftables::ForeignChains`]; `filter/input_accept.rs` marks requests for such a rule.
+//! [`crate::host::ForeignChains`]; `filter/input_accept.rs` marks requests for such a rule.
 //!
 //! With `--arp=services`, a second table of the same name, of family `arp`, hides external addresses on the
 //! node's links (`filter/arp.rs`).

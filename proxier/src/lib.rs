@@ -36,6 +36,7 @@ mod filter;
 mod follow;
 mod frontend;
 mod health;
+mod host;
 mod instruments;
 mod ipset;
 mod joined;

@@ -10,7 +10,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::nftables::{self, ChainName, LegacyTable};
+use crate::host::{self, ChainName, LegacyTable};
+
 use crate::observed::LocalAddresses;
 use crate::op::AddressForm;
 use crate::plan::ServiceAddresses;
@@ -64,8 +65,8 @@ impl Traces {
         let on_device = leftovers.filter(|(_, form)| matches!(form, AddressForm::Address));
         Ok(Self {
             devices: device_names(&devices.unwrap_or_default()),
-            chains: nftables::list_chains()?,
-            legacy_tables: nftables::legacy_tables(),
+            chains: host::list_chains()?,
+            legacy_tables: host::legacy_tables(),
             directories: programs.map(|signature| signature.name).collect(),
             dummy_addresses: on_device.count(),
         })

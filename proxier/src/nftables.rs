@@ -7,9 +7,8 @@
 //!   nft syntax              nft commands
 //! ```
 //!
-//! [`RulesClient`], [`RulesWatch`], [`ForeignChains`] and [`RulesRemover`] have a netlink socket. Everything else is
-//! plain data. A [`RulesClient`] changes one table, its own. [`ForeignChains`] inserts one rule into chains of
-//! other programs that drop packets of Services. A [`RulesRemover`] removes what a program left.
+//! [`RulesClient`] and [`RulesWatch`] have a netlink socket. Everything else is plain data. A [`RulesClient`]
+//! changes one table, its own. [`raw`] is for callers that write messages about tables of other programs.
 //!
 //! The module supports only the features that our rules need: family `inet`, sets and maps with
 //! concatenated keys, networks, marks, NAT, rejection.
@@ -24,18 +23,14 @@ mod commit;
 mod elements;
 mod existing;
 mod expression;
-mod foreign_chains;
 pub(crate) mod hash;
-mod iptables_legacy;
 mod key;
-mod listing;
-mod mark_chain;
 mod message;
 mod packed_map;
-mod removal;
+pub(crate) mod raw;
 mod rule;
 mod set;
-mod sys;
+pub(crate) mod sys;
 mod table;
 mod value;
 mod watch;
@@ -44,14 +39,8 @@ pub use client::RulesClient;
 pub(crate) use client::TransactionError;
 pub use command::Command;
 pub use elements::Element;
-pub(crate) use foreign_chains::ForeignHook;
-pub use foreign_chains::{ChainReport, ForeignChains, Treatment, Treatments};
-pub(crate) use iptables_legacy::{LegacyTable, legacy_tables};
 pub use key::Key;
-pub(crate) use listing::{ChainName, list_chains};
-pub use mark_chain::{MarkChains, MarkReport, Removal};
 pub use message::transaction_length;
-pub(crate) use removal::{Belongings, ProgramRules, RulesRemover, TableName};
 pub(crate) use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
 pub(crate) use set::{Set, SetKind};
 pub use table::Table;

@@ -15,9 +15,9 @@
 
 use netlink::Result;
 
+use crate::host::{Belongings, ChainName, ProgramRules, RulesRemover, TableName};
 use crate::ipset::{IpSet, IpSetClient};
 use crate::model::Family;
-use crate::nftables::{Belongings, ChainName, ProgramRules, RulesRemover, TableName};
 
 pub(crate) mod legacy;
 mod names;
@@ -101,7 +101,7 @@ impl LeftoverClient {
     /// Those of the sockets and of the kernel.
     pub(crate) fn find(&mut self) -> Result<Leftovers> {
         // An old kubelet maintains the chain KUBE-MARK-MASQ too.
-        let chains = crate::nftables::list_chains()?;
+        let chains = crate::host::list_chains()?;
         let is_of_kubelet = |chain: &ChainName| chain.name == names::KUBELET_CHAIN;
         let keeps_mark_chain =
             self.mark_chain == MarkChainUse::Plugins || chains.iter().any(is_of_kubelet);

@@ -105,12 +105,17 @@ pub mod model {
     pub use crate::model::*;
 }
 
+pub mod host {
+    //! The rules of other programs.
+    pub use crate::host::{
+        ChainReport, ForeignChains, MarkChains, MarkReport, Removal, Treatment, Treatments,
+    };
+}
+
 pub mod nftables {
     //! The client of nf_tables.
     pub use crate::nftables::{
-        ChainReport, Command, Element, ForeignChains, Key, MarkChains, MarkReport, Removal,
-        RulesClient, RulesWatch, Table, Tampering, Treatment, Treatments, Value,
-        transaction_length,
+        Command, Element, Key, RulesClient, RulesWatch, Table, Tampering, Value, transaction_length,
     };
 }
 

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 
 use crate::filter::MarkBit;
-use crate::nftables::{Treatment, Treatments};
+use crate::host::{Treatment, Treatments};
 
 /// The flag about forward chains.
 #[derive(Args, Debug)]

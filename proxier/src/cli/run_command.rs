@@ -27,9 +27,9 @@ use crate::dataplane::companion::Companion;
 use crate::dataplane::linux::{Linux, monitor};
 use crate::events::EventTimes;
 use crate::filter::FilterConfig;
+use crate::host::{ForeignChains, MarkChains, foreign_chains};
 use crate::instruments::{self, Exporter};
 use crate::namespace_lock::NamespaceLock;
-use crate::nftables::{ForeignChains, MarkChains};
 use crate::plan::{PlanConfig, ServiceAddresses};
 use crate::predecessor::MarkChainUse;
 use crate::serve::{self, BindFailures, OnBindFailure, Sources};
@@ -175,7 +175,7 @@ impl Flags {
             daemon = daemon
                 .setting(kernel_settings(&self.sysctl(setup)))
                 .monitoring_rules(move || {
-                    monitor::rules(rules_port, move |tampering| {
+                    monitor::rules(rules_port, foreign_chains::concerns, move |tampering| {
                         rules.send(Message::RulesChanged(tampering)).is_ok()
                     });
                 })

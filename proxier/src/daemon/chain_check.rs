@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::log::RoundLog;
-use crate::nftables::ForeignChains;
+use crate::host::ForeignChains;
 
 /// The shortest time between two checks. Without it, a program that flushes a chain again and again
 /// would cause a check each time.

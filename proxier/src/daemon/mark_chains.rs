@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::log::RoundLog;
-use crate::nftables::MarkChains;
+use crate::host::MarkChains;
 
 /// Maintains the chain.
 #[derive(Debug)]

@@ -274,8 +274,8 @@ impl Takeover {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::TableName;
     use crate::ipset::IpSet;
-    use crate::nftables::TableName;
 
     const QUIET: Duration = Duration::from_secs(35);
 

@@ -1,5 +1,5 @@
 //! Marks packets for frontends while they pass the input hook, so that a rule of ours in a chain of another
-//! program can accept them ([`crate::nftables::ForeignChains`]).
+//! program can accept them ([`crate::host::ForeignChains`]).
 //!
 //! Tables share nothing but the packet's mark. The bit exists from the hook's first chain to the last one
 //! before IPVS, which compares whole marks:

@@ -14,7 +14,7 @@ use super::sys::*;
 ///
 /// # Errors
 /// Those of the socket, and of `fill`.
-pub(super) fn commit(
+pub fn commit(
     transport: &mut Transport,
     fill: impl FnOnce(&mut Batch) -> Result<(), Error>,
 ) -> Result<Option<Refusal>, Error> {

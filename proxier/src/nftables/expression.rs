@@ -14,6 +14,11 @@ use super::sys::*;
 use super::value::{KeyBytes, Value};
 use net::{Family, Networks};
 
+/// Writes the expressions of a rule without anonymous sets.
+pub fn write_plain_rule(writer: &mut Writer<'_>, rule: &Rule) {
+    write_rule(writer, rule, &[]);
+}
+
 /// Writes the expressions of `rule`.
 ///
 /// `sets` are the rule's [`super::anonymous::anonymous_sets`].
@@ -443,7 +448,7 @@ fn source_offset(family: Family) -> u32 {
 }
 
 /// Reads the verdict in the data of an element; `None` for any other data.
-pub(super) fn read_verdict(data: &Attribute<'_>) -> Result<Option<Verdict>, Error> {
+pub fn read_verdict(data: &Attribute<'_>) -> Result<Option<Verdict>, Error> {
     let Some(verdict) = find(data.nested(), NFTA_DATA_VERDICT)? else {
         return Ok(None);
     };

@@ -131,7 +131,7 @@ pub fn transaction_length(
 }
 
 /// Returns the netlink type of an nf_tables message such as [`NFT_MSG_NEWRULE`].
-pub(super) fn message_type(kind: u16) -> u16 {
+pub fn message_type(kind: u16) -> u16 {
     (NFNL_SUBSYS_NFTABLES << 8) | kind
 }
 
@@ -150,7 +150,7 @@ pub(super) fn frame(
 }
 
 /// Returns the attributes of an nf_tables message, which follow its `struct nfgenmsg`.
-pub(super) fn contents(payload: &[u8]) -> impl Iterator<Item = Result<Attribute<'_>>> {
+pub fn contents(payload: &[u8]) -> impl Iterator<Item = Result<Attribute<'_>>> {
     attributes(payload.get(4..).unwrap_or_default())
 }
 

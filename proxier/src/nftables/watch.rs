@@ -8,20 +8,21 @@ use netlink::attr::find;
 use netlink::listener::{Listener, Notice};
 use netlink::transport::protocols;
 
-use super::foreign_chains;
 use super::message::contents;
 use super::sys::*;
 
-/// A listener for changes by other programs to one table and to foreign chains.
+/// A listener for changes by other programs to one table, and to objects of others that its opener selects.
 ///
 /// Its file descriptor becomes readable when any program changes the packet filter. [`RulesWatch::read`]
-/// returns only changes of our table and of foreign chains.
+/// returns only changes of our table and the selected ones.
 #[derive(Debug)]
 pub struct RulesWatch {
     listener: Listener,
     table: Box<str>,
     /// The port of our own socket, whose changes are ignored.
     own_port: u32,
+    /// Whether a change of another table matters: the kind of its message, and its payload.
+    is_relevant: fn(u16, &[u8]) -> bool,
     transaction: SeenTransaction,
 }
 
@@ -30,7 +31,7 @@ pub struct RulesWatch {
 struct SeenTransaction {
     /// The first change of our table, or its deletion.
     in_table: Option<&'static str>,
-    /// Whether a foreign chain may need our rule.
+    /// Whether a selected change is among them.
     in_foreign: bool,
 }
 
@@ -44,9 +45,8 @@ pub enum Tampering {
         /// The process, with the kernel's name for it: `nft (4711)`.
         by: Option<String>,
     },
-    /// A foreign chain that may drop packets of Services was added or changed, or our rule in one was
-    /// deleted.
-    ForeignChains,
+    /// A transaction made a change that the opener selects.
+    Foreign,
     /// The socket's buffer overflowed, and notifications were lost. Anything may have changed.
     Unknown,
 }
@@ -57,9 +57,9 @@ impl Tampering {
         matches!(self, Self::Changed { .. } | Self::Unknown)
     }
 
-    /// Returns whether a foreign chain may need [`super::ForeignChains::apply`].
-    pub fn concerns_foreign_chains(&self) -> bool {
-        matches!(self, Self::ForeignChains | Self::Unknown)
+    /// Returns whether a change that the opener selects may have happened.
+    pub fn concerns_foreign(&self) -> bool {
+        matches!(self, Self::Foreign | Self::Unknown)
     }
 }
 
@@ -68,7 +68,7 @@ impl fmt::Display for Tampering {
         match self {
             Self::Changed { what, by: None } => f.write_str(what),
             Self::Changed { what, by: Some(by) } => write!(f, "{what} by {by}"),
-            Self::ForeignChains => f.write_str("a foreign chain changed"),
+            Self::Foreign => f.write_str("a foreign chain changed"),
             Self::Unknown => f.write_str("notifications were lost"),
         }
     }
@@ -76,15 +76,21 @@ impl fmt::Display for Tampering {
 
 impl RulesWatch {
     /// Listens for changes of the table `name` that do not come from the socket `own_port`
-    /// ([`super::RulesClient::port`]).
+    /// ([`super::RulesClient::port`]), and for those for which `is_relevant` returns `true`: it gets the kind
+    /// of each notification (`NFT_MSG_*`) and its payload.
     ///
     /// # Errors
     /// [`Error::Socket`].
-    pub fn open(name: &str, own_port: u32) -> Result<Self, Error> {
+    pub fn open(
+        name: &str,
+        own_port: u32,
+        is_relevant: fn(u16, &[u8]) -> bool,
+    ) -> Result<Self, Error> {
         Ok(Self {
             listener: Listener::open(protocols::NETLINK_NETFILTER, &[NFNLGRP_NFTABLES])?,
             table: name.into(),
             own_port,
+            is_relevant,
             transaction: SeenTransaction::default(),
         })
     }
@@ -100,11 +106,12 @@ impl RulesWatch {
                 listener,
                 table,
                 own_port,
+                is_relevant,
                 transaction,
             } = self;
             let has_more = listener.read(|notice| {
                 if notice.port != *own_port {
-                    let news = transaction.note(&notice, table);
+                    let news = transaction.note(&notice, table, *is_relevant);
                     changes.extend(news.into_iter().flatten());
                 }
             });
@@ -130,7 +137,12 @@ impl AsFd for RulesWatch {
 
 impl SeenTransaction {
     /// Adds a notification about `table`. The last one of a transaction returns its changes.
-    fn note(&mut self, notice: &Notice<'_>, table: &str) -> [Option<Tampering>; 2] {
+    fn note(
+        &mut self,
+        notice: &Notice<'_>,
+        table: &str,
+        is_relevant: fn(u16, &[u8]) -> bool,
+    ) -> [Option<Tampering>; 2] {
         if notice.kind >> 8 != NFNL_SUBSYS_NFTABLES {
             return [None, None];
         }
@@ -144,16 +156,10 @@ impl SeenTransaction {
             let by = process(notice.payload);
             return [
                 in_table.map(|what| Tampering::Changed { what, by }),
-                in_foreign.then_some(Tampering::ForeignChains),
+                in_foreign.then_some(Tampering::Foreign),
             ];
         }
-        self.in_foreign |= match kind {
-            NFT_MSG_NEWCHAIN => foreign_chains::may_drop(notice.payload),
-            // New rules are not watched: most are behind ours, which is at the head of the chain. The next
-            // resync finds one that drops before it.
-            NFT_MSG_DELRULE => foreign_chains::author(notice.payload).is_some(),
-            _ => false,
-        };
+        self.in_foreign |= is_relevant(kind, notice.payload);
         // The table's name is attribute 1 of every object.
         let name = find(contents(notice.payload), 1).ok().flatten();
         let family = notice.payload.first();

@@ -24,7 +24,7 @@ fn changes_of_our_table_by_other_programs_are_noticed() {
     lab::test(|| {
         let table = everything(modes()[0].clone());
         let mut client = RulesClient::open(TABLE).unwrap();
-        let mut watch = RulesWatch::open(TABLE, client.port()).unwrap();
+        let mut watch = RulesWatch::open(TABLE, client.port(), |_, _| false).unwrap();
         client.replace(&table).unwrap();
         client
             .apply(&[Command::FlushChain("refuse".into())])

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use lab::net::Host;
-use proxier::testing::nftables::{ChainReport, ForeignChains, Treatment, Treatments};
+use proxier::testing::host::{ChainReport, ForeignChains, Treatment, Treatments};
 
 use super::scene::{Scene, nft};
 use super::services::Services;

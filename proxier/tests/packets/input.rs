@@ -5,7 +5,7 @@
 
 use lab::net::Host;
 use proxier::testing::filter::MarkBit;
-use proxier::testing::nftables::{ChainReport, ForeignChains, Treatment, Treatments};
+use proxier::testing::host::{ChainReport, ForeignChains, Treatment, Treatments};
 use proxier::testing::plan::ServiceAddresses;
 
 use super::host_ports::has_iptables;

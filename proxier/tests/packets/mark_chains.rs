@@ -1,7 +1,7 @@
 //! Plugins that name the chain KUBE-MARK-MASQ.
 
 use lab::net::Host;
-use proxier::testing::nftables::{MarkChains, MarkReport, Removal};
+use proxier::testing::host::{MarkChains, MarkReport, Removal};
 
 use super::host_ports::has_iptables;
 use super::plugin::{Iptables, Plugin};

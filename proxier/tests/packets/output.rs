@@ -3,7 +3,7 @@
 //! IPVS sends requests through the output hook. Our table could not mark all of them for a rule of ours, so the chain is
 //! only named.
 
-use proxier::testing::nftables::{ForeignChains, Treatment, Treatments};
+use proxier::testing::host::{ForeignChains, Treatment, Treatments};
 
 use super::scene::Scene;
 use super::services::Services;

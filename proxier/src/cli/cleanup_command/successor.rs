@@ -51,8 +51,8 @@ pub(super) fn find(local: &LocalAddresses, found: &Leftovers, sign: Option<Sign>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::ChainName;
     use crate::ipset::IpSet;
-    use crate::nftables::ChainName;
 
     const FOUR: &str = "10.96.0.1";
     const SIX: &str = "fd00::1";

@@ -114,14 +114,19 @@ pub(crate) fn local_routes(
     Ok(())
 }
 
-/// Starts a thread that calls `changed` when another program changed our table or a foreign chain.
+/// Starts a thread that calls `changed` when another program changed our table, or something else of those
+/// for which `is_relevant` returns `true` ([`RulesWatch::open`]).
 ///
 /// The thread ends when `changed` returns `false`. `port` is the netlink port of our own changes,
 /// which are ignored. After a failure, the thread opens its socket again and calls `changed` with
 /// [`Tampering::Unknown`].
-pub(crate) fn rules(port: u32, changed: impl FnMut(Tampering) -> bool + Send + 'static) {
+pub(crate) fn rules(
+    port: u32,
+    is_relevant: fn(u16, &[u8]) -> bool,
+    changed: impl FnMut(Tampering) -> bool + Send + 'static,
+) {
     let open = move || {
-        let mut watch = RulesWatch::open(filter::TABLE, port)?;
+        let mut watch = RulesWatch::open(filter::TABLE, port, is_relevant)?;
         let look: Look<Tampering> = Box::new(move || {
             wait_for(&watch)?;
             let mut tamperings = watch.read()?;
@@ -129,9 +134,9 @@ pub(crate) fn rules(port: u32, changed: impl FnMut(Tampering) -> bool + Send + '
             let (mut has_table, mut has_foreign) = (false, false);
             tamperings.retain(|tampering| {
                 let is_first = (tampering.concerns_our_table() && !has_table)
-                    || (tampering.concerns_foreign_chains() && !has_foreign);
+                    || (tampering.concerns_foreign() && !has_foreign);
                 has_table |= tampering.concerns_our_table();
-                has_foreign |= tampering.concerns_foreign_chains();
+                has_foreign |= tampering.concerns_foreign();
                 is_first
             });
             Ok(tamperings)

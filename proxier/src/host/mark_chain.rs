@@ -17,11 +17,11 @@ use netlink::transport::{Transport, protocols};
 use netlink::{NLM_F_APPEND, NLM_F_CREATE};
 use rustix::io::Errno;
 
-use super::commit::commit;
 use super::iptables_legacy::{LegacyTable, legacy_tables};
 use super::listing::family_name;
-use super::message::{contents, message_type};
-use super::sys::*;
+use crate::nftables::raw::commit;
+use crate::nftables::raw::{contents, message_type};
+use crate::nftables::sys::*;
 
 /// The name of the chain.
 pub(crate) const MARK_CHAIN: &str = "KUBE-MARK-MASQ";

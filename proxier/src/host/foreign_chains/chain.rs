@@ -5,8 +5,8 @@ use std::fmt;
 use netlink::Error;
 use netlink::attr::{Writer, find};
 
-use crate::nftables::listing::{family_name, text};
-use crate::nftables::message::contents;
+use crate::host::listing::{family_name, text};
+use crate::nftables::raw::contents;
 use crate::nftables::sys::*;
 
 /// A hook at which a chain of another program can drop packets of Services.
@@ -165,7 +165,7 @@ pub(super) fn read(payload: &[u8]) -> Result<Option<(ForeignChain, bool)>, Error
 ///
 /// At the hooks of host firewalls, whatever its policy: firewalld's chain accepts by policy and rejects by its last
 /// rule, which the kernel announces separately, without the chain's hook.
-pub(in crate::nftables) fn may_drop(payload: &[u8]) -> bool {
+pub(crate) fn may_drop(payload: &[u8]) -> bool {
     match read(payload) {
         Ok(Some((chain, has_drop_policy))) => has_drop_policy || chain.hook != ForeignHook::Forward,
         _ => false,

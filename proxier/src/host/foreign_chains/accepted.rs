@@ -23,7 +23,7 @@ const FOR_FRONTENDS: &str = "ipvs-proxier: packets for frontends";
 
 /// The author of a rule, according to its comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::nftables) enum Author {
+pub(crate) enum Author {
     /// This program, with this comment. It may delete the rule.
     Program(String),
     /// The operator, with the command that the log named.

@@ -25,10 +25,10 @@ use netlink::transport::{Transport, protocols};
 use netlink::{Error, Refusal};
 use rustix::io::Errno;
 
-use super::commit::commit;
 use super::listing::dump_chains;
-use super::message::{contents, message_type};
-use super::sys::*;
+use crate::nftables::raw::commit;
+use crate::nftables::raw::{contents, message_type};
+use crate::nftables::sys::*;
 
 mod accept_rule;
 mod accepted;
@@ -36,12 +36,12 @@ mod chain;
 mod legacy;
 mod report;
 
-pub(super) use accept_rule::author;
+use accept_rule::author;
 use accept_rule::{final_drop, insert_best};
 use accepted::{Accepted, Author};
 pub(crate) use chain::ForeignChain;
 pub(crate) use chain::ForeignHook;
-pub(super) use chain::may_drop;
+use chain::may_drop;
 pub use report::ChainReport;
 use report::DropCause;
 pub(crate) use report::DroppingChain;
@@ -101,6 +101,19 @@ struct ChainRules {
     has_operators: bool,
     /// Whether the last rule drops every packet.
     final_drop: Option<DropCause>,
+}
+
+/// Returns whether a notification about a message of this kind (`NFT_MSG_*`) says that a foreign chain may
+/// need [`ForeignChains::apply`]: one that may drop packets of Services was added or changed, or our rule in one
+/// was deleted.
+pub(crate) fn concerns(kind: u16, payload: &[u8]) -> bool {
+    match kind {
+        NFT_MSG_NEWCHAIN => may_drop(payload),
+        // New rules are not watched: most are behind ours, which is at the head of the chain. The next
+        // resync finds one that drops before it.
+        NFT_MSG_DELRULE => author(payload).is_some(),
+        _ => false,
+    }
 }
 
 impl ForeignChains {

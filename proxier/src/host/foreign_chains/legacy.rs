@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::Treatments;
 use super::report::START_AGAIN;
-use crate::nftables::legacy_tables;
+use crate::host::legacy_tables;
 
 /// A table `filter` of iptables-legacy that is in use.
 ///

@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use super::accepted::{Accepted, Author};
 use super::chain::ForeignChain;
 use super::report::DropCause;
-use crate::nftables::expression::{read_verdict, write_rule};
-use crate::nftables::message::contents;
-use crate::nftables::rule::{Match, Rule, Verdict};
+use crate::nftables::raw::contents;
+use crate::nftables::raw::{read_verdict, write_plain_rule};
 use crate::nftables::sys::*;
+use crate::nftables::{Match, Rule, Verdict};
 
 /// The expressions of which a rule consists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub(super) fn write(writer: &mut Writer<'_>, accepted: Accepted, syntax: Syntax)
                 Rule::new([accept])
             }
         };
-        write_rule(expressions, &rule, &[]);
+        write_plain_rule(expressions, &rule);
     });
     if syntax == Syntax::Nft {
         writer.bytes(NFTA_RULE_USERDATA, &userdata(accepted));
@@ -79,7 +79,7 @@ fn write_iptables_match(expressions: &mut Writer<'_>, accepted: Accepted) {
 }
 
 /// Returns the author of the rule in a message; `None` for rules without a comment of ours.
-pub(in crate::nftables) fn author(payload: &[u8]) -> Option<Author> {
+pub(crate) fn author(payload: &[u8]) -> Option<Author> {
     let mut attributes = contents(payload).map_while(Result::ok);
     attributes.find_map(|attribute| match attribute.kind {
         NFTA_RULE_USERDATA => match attribute.value {

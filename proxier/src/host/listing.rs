@@ -5,9 +5,9 @@ use std::fmt;
 use netlink::Error;
 use netlink::transport::{Transport, protocols};
 
-use super::message::{contents, message_type};
 use super::removal::TableName;
-use super::sys::*;
+use crate::nftables::raw::{contents, message_type};
+use crate::nftables::sys::*;
 
 /// The name of a chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
