@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, value_parser};
+use nftables::{self, RulesClient, transaction_length};
 use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Protocol, TrafficPolicy};
-use proxier::testing::nftables::{self, RulesClient, transaction_length};
 use proxier::testing::plan::{Admission, Availability, Scope};
 use serde::Serialize;
 

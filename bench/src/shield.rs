@@ -15,10 +15,10 @@ use anyhow::{Context as _, ensure};
 use clap::{Args, value_parser};
 use ipvs_netlink as ipvs;
 use lab::net::Cluster;
+use nftables::{Command, RulesClient, Table};
 use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::Protocol;
-use proxier::testing::nftables::{Command, RulesClient, Table};
 use serde::Serialize;
 
 use crate::figures::{Repetition, median};

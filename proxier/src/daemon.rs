@@ -19,7 +19,6 @@ use crate::filter::Filter;
 use crate::health::Board;
 use crate::host::{ForeignChains, MarkChains};
 use crate::manifests::Loaded;
-use crate::nftables::Tampering;
 use crate::problem::Problem;
 use crate::serve::{BindFailures, HealthCheckPorts};
 use crate::store::Event;
@@ -28,6 +27,7 @@ use crate::sysctl::{Keeper, Roots, Setting};
 use crate::timer::Timer;
 use crate::traffic::Owners;
 use crate::watch::{self, NodeScope, Watch};
+use nftables::Tampering;
 
 mod address_repairs;
 mod chain_check;

@@ -16,7 +16,6 @@ use rustix::io::Errno;
 
 use crate::conntrack::{Stale, Swept};
 use crate::marks::MarkKey;
-use crate::nftables;
 use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Changed, Desired, Machine};

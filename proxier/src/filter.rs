@@ -46,10 +46,10 @@ use ipvs_netlink as ipvs;
 
 use crate::frontend::Frontend;
 use crate::model::{Cidr, Family, Node};
-use crate::nftables::{Command, Table};
 use crate::observed::{Observed, ObservedServer};
 use crate::plan::{Admission, Changed, Desired, Machine};
 use crate::problem::Problem;
+use nftables::{Command, Table};
 
 mod admission;
 mod arp;

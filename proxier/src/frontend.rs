@@ -147,7 +147,7 @@ mod tests {
         };
         assert_eq!(Frontend::of(&frontend.into()), Some(frontend));
         assert_eq!(frontend.to_string(), "SCTP 10.96.0.1:443");
-        let marks = [Family::V4, ipvs::Family::V6];
+        let marks = [Family::V4, Family::V6];
         let marks = marks.map(|family| ipvs::ServiceKey::Mark { family, mark: 7 });
         for key in marks.into_iter().chain([frontend.into()]) {
             let line = serde_json::to_string(&LedgerKey::new(key)).unwrap();

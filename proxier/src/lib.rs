@@ -46,7 +46,6 @@ mod marks;
 mod model;
 mod namespace_lock;
 mod neighbours;
-mod nftables;
 mod observed;
 mod one_line;
 mod op;

@@ -112,13 +112,6 @@ pub mod host {
     };
 }
 
-pub mod nftables {
-    //! The client of nf_tables.
-    pub use crate::nftables::{
-        Command, Element, Key, RulesClient, RulesWatch, Table, Tampering, Value, transaction_length,
-    };
-}
-
 pub mod observed {
     //! The observed state.
     pub use crate::observed::{

@@ -5,9 +5,9 @@
 use std::io::Write as _;
 use std::process::{self, Stdio};
 
+use ::nftables::{Command, Element, Key, RulesClient, Table, Value};
 use proxier::testing::dataplane::answer_path;
 use proxier::testing::filter::TABLE;
-use proxier::testing::nftables::{Command, Element, Key, RulesClient, Table, Value};
 
 mod nftables {
     mod changes;

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use api_server::Manifest;
+use nftables::Table;
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::ledger::LedgerFile;
 use proxier::testing::manifests;
-use proxier::testing::nftables::Table;
 use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 use proxier::testing::sync::Proxier;
 

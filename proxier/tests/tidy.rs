@@ -8,32 +8,10 @@ use std::path::{Path, PathBuf};
 
 #[path = "tidy/attributes.rs"]
 mod attributes;
-#[path = "tidy/dependencies.rs"]
-mod dependencies;
-#[path = "tidy/imports.rs"]
-mod imports;
 #[path = "tidy/length.rs"]
 mod length;
-#[path = "tidy/names.rs"]
-mod names;
-#[path = "tidy/reachable.rs"]
-mod reachable;
 #[path = "tidy/specification.rs"]
 mod specification;
-
-/// Every crate's directory, relative to the repository.
-const CRATES: [&str; 10] = [
-    "bench",
-    "bench/first-use",
-    "bench/lab",
-    "ipvs-netlink",
-    "ipvs-netlink/fuzz",
-    "ipvs-netlink/netlink",
-    "proxier",
-    "proxier/net",
-    "proxier/tests/api_server",
-    "schedulers",
-];
 
 /// Returns the repository's directory.
 fn repository() -> &'static Path {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use ipvs_netlink as ipvs;
+use nftables::{Command, Table};
 use proxier::testing::api;
 use proxier::testing::conntrack::{Stale, Swept};
 use proxier::testing::dataplane::linux::Linux;
@@ -16,7 +17,6 @@ use proxier::testing::dataplane::{Dataplane, Failure, Outcome, Portion};
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::ledger::LedgerFile;
 use proxier::testing::marks::MarkKey;
-use proxier::testing::nftables::{Command, Table};
 use proxier::testing::observed::{CountedServer, LocalAddresses, ObservedServer};
 use proxier::testing::op::Op;
 use proxier::testing::plan::{Machine, ServiceAddresses};

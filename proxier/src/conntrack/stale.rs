@@ -266,7 +266,7 @@ mod tests {
         let dns = key(ipvs::Protocol::Udp, "10.96.0.10:53");
         let web = key(ipvs::Protocol::Tcp, "10.96.0.10:80");
         let desired = desired(&[(dns, &["10.244.1.3:53"]), (web, &["10.244.1.3:80"])]);
-        let (family, mark) = (ipvs::Family::V4, 7);
+        let (family, mark) = (Family::V4, 7);
         let gone = Op::DeleteService(ipvs::ServiceKey::Mark { family, mark });
         let stale = Stale::from_ops(&[gone], &desired);
         let is_stale = |by| stale.contains(&flow(Protocol::Udp, "10.96.0.10:53", by));

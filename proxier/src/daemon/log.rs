@@ -13,12 +13,12 @@ use crate::conditions::{Coverage, LastingConditions};
 use crate::conntrack::Swept;
 use crate::dataplane::{Dataplane, Failure};
 use crate::host::{ChainReport, ForeignHook, MarkReport};
-use crate::nftables::Tampering;
 use crate::op::Op;
 use crate::problem::Problem;
 use crate::report::NamedOp;
 use crate::sync::{Applied, Proxier};
 use crate::sysctl;
+use nftables::Tampering;
 
 /// The maximum number of Ops of a round that are logged at level `info`. If a round has more, all its Ops
 /// are logged at level `debug`.

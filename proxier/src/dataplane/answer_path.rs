@@ -13,7 +13,7 @@ use super::Failure;
 use super::linux::{AnswerRoute, AnswerRoutes};
 use crate::filter::MarkBit;
 use crate::model::Family;
-use crate::nftables::{Chain, Hook, Match, NewMark, Rule, RulesClient, Statement, Table};
+use nftables::{Chain, Hook, Match, NewMark, Rule, RulesClient, Statement, Table};
 
 /// The table of the packet rule. The table of IPVS' rules has another name: an earlier process that
 /// served with IPVS may have left it.

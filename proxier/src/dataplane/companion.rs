@@ -21,7 +21,6 @@ use super::userspace::Userspace;
 use super::{Dataplane, Failure, Outcome, Portion};
 use crate::conntrack::{Stale, Swept};
 use crate::marks::MarkKey;
-use crate::nftables;
 use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Changed, Desired, Machine};

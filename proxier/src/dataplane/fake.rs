@@ -13,11 +13,11 @@ use rustix::io::Errno;
 use super::{Dataplane, Failure, Outcome, Portion};
 use crate::conntrack::{Stale, Swept};
 use crate::marks::MarkKey;
-use crate::nftables::{Command, Table};
 use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::Machine;
 use crate::split_map::SplitMap;
+use nftables::{Command, Table};
 
 /// The kernel in memory.
 #[derive(Clone, Debug, Default)]

@@ -16,7 +16,7 @@ use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Machine, ServiceAddresses};
 use crate::split_map::SplitMap;
-use crate::{clock, conntrack, filter, nftables};
+use crate::{clock, conntrack, filter};
 
 mod addresses;
 mod answer_routes;

@@ -29,7 +29,6 @@ use crate::frontend::Frontend;
 use crate::marks::MarkKey;
 use crate::model::Protocol;
 use crate::namespace_lock::NamespaceLock;
-use crate::nftables;
 use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
 use crate::plan::{Changed, Desired, Machine};

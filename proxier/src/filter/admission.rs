@@ -9,8 +9,8 @@ use super::names::{
 };
 use crate::frontend::Frontend;
 use crate::model::{Networks, TrafficPolicy};
-use crate::nftables::{Chain, Element, Key, Match, Relation, Rule, Value, Verdict};
 use crate::plan::{Admission, Availability, MarkedClients, Scope};
+use nftables::{Chain, Element, Key, Match, Relation, Rule, Value, Verdict};
 
 /// The parts of the table that only one frontend uses.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -23,7 +23,7 @@ use super::config::NodeFacts;
 use super::names::{ARP_ADDRESSES, ARP_SENDERS, OWN_SENDER, sender};
 use super::ruleset::{Count, Ruleset, SharedPart};
 use crate::model::Family;
-use crate::nftables::{
+use nftables::{
     Chain, Element, Hook, Key, KeyType, Match, Rule, Selector, Set, SetKind, Statement, Table,
     Value, Verdict,
 };

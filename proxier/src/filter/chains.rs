@@ -8,7 +8,7 @@ use super::inside::{self, with_inside_mark};
 use super::names::*;
 use super::nat;
 use crate::model::{Cidr, Family, Networks, Protocol};
-use crate::nftables::{
+use nftables::{
     Chain, Hook, KeyType, Match, NewMark, Reject, Relation, Rule, Selector, Set, SetKind,
     Statement, Table, Verdict,
 };

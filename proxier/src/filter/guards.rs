@@ -14,8 +14,8 @@ use super::names::{GUARDED, REFUSE, SERVICE_ADDRESSES, ranges};
 use super::ruleset::Ruleset;
 use crate::frontend::Frontend;
 use crate::model::Protocol;
-use crate::nftables::{Chain, Element, Key, Rule, Verdict};
 use crate::plan::Admission;
+use nftables::{Chain, Element, Key, Rule, Verdict};
 
 /// The guards and service addresses of the table that stay until [`Ruleset::release`].
 #[derive(Clone, Debug, Default)]
@@ -149,8 +149,8 @@ mod tests {
     use super::*;
     use crate::filter::FilterConfig;
     use crate::model::{Family, Networks, TrafficPolicy};
-    use crate::nftables::Command;
     use crate::plan::{Availability, Scope};
+    use nftables::Command;
 
     const FRONTEND: Frontend = Frontend {
         address: IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 5)),

@@ -19,7 +19,7 @@ use super::chains::{
 use super::config::{FilterConfig, MarkBit};
 use super::names::{CLEAR_PASSING, MARK_PASSING, NODE_PORTS, SERVICE_ADDRESSES};
 use crate::frontend::Frontend;
-use crate::nftables::{
+use nftables::{
     Chain, Element, Hook, KeyType, Match, NewMark, Rule, Set, SetKind, Statement, Table,
 };
 

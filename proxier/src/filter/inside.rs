@@ -15,7 +15,7 @@ use super::chains::{
 use super::config::{FilterConfig, LocalMode, NodeFacts};
 use super::names::*;
 use crate::model::Cidr;
-use crate::nftables::{
+use nftables::{
     Chain, Hook, KeyType, Match, NewMark, Relation, Rule, Selector, Set, SetKind, Statement, Table,
     Verdict,
 };

@@ -6,7 +6,7 @@ use super::chains::{FAMILIES, is_frontend, rule};
 use super::config::FilterConfig;
 use super::names::HAIRPIN;
 use crate::model::Protocol;
-use crate::nftables::{Chain, Hook, Match, Rule, Selector, Statement};
+use nftables::{Chain, Hook, Match, Rule, Selector, Statement};
 
 /// Before other programs' destination NAT (-100).
 const SHIELD: i32 = -101;

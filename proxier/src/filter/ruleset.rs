@@ -19,10 +19,10 @@ use super::names::{
 use super::tracked::{Changes, TrackedTable};
 use crate::frontend::Frontend;
 use crate::model::{Family, Node, TrafficPolicy};
-use crate::nftables::hash::{self, ElementHasher};
-use crate::nftables::{Chain, Command, Element, Key, Set, Table, Value};
 use crate::packed::pack;
 use crate::plan::{Admission, Availability, MarkedClients, Scope};
+use nftables::hash::{self, ElementHasher};
+use nftables::{Chain, Command, Element, Key, Set, Table, Value};
 
 /// The packet rules of a node, with the commands for their changes since the last write.
 ///

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::ruleset::Fingerprint;
-use crate::nftables::hash::{self, ElementHasher};
-use crate::nftables::{Chain, Element, Key, Table, Verdict};
+use nftables::hash::{self, ElementHasher};
+use nftables::{Chain, Element, Key, Table, Verdict};
 
 /// A table that is open for changes.
 pub(super) struct TrackedTable<'a> {

@@ -26,9 +26,9 @@ use netlink::{Error, Refusal};
 use rustix::io::Errno;
 
 use super::listing::dump_chains;
-use crate::nftables::raw::commit;
-use crate::nftables::raw::{contents, message_type};
-use crate::nftables::sys::*;
+use nftables::raw::commit;
+use nftables::raw::{contents, message_type};
+use nftables::sys::*;
 
 mod accept_rule;
 mod accepted;

@@ -6,8 +6,8 @@ use netlink::Error;
 use netlink::transport::{Transport, protocols};
 
 use super::removal::TableName;
-use crate::nftables::raw::{contents, message_type};
-use crate::nftables::sys::*;
+use nftables::raw::{contents, message_type};
+use nftables::sys::*;
 
 /// The name of a chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

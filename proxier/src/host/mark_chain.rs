@@ -19,9 +19,9 @@ use rustix::io::Errno;
 
 use super::iptables_legacy::{LegacyTable, legacy_tables};
 use super::listing::family_name;
-use crate::nftables::raw::commit;
-use crate::nftables::raw::{contents, message_type};
-use crate::nftables::sys::*;
+use nftables::raw::commit;
+use nftables::raw::{contents, message_type};
+use nftables::sys::*;
 
 /// The name of the chain.
 pub(crate) const MARK_CHAIN: &str = "KUBE-MARK-MASQ";

@@ -7,7 +7,7 @@
 //!
 //! The removal is one transaction, so each packet passes all of the program's rules or none. In a table that is
 //! deleted whole, the last packets may find verdict maps already empty
-//! ([`RulesClient::delete`](crate::nftables::RulesClient::delete)): then kube-proxy's rules of the nftables mode decide
+//! ([`RulesClient::delete`](nftables::RulesClient::delete)): then kube-proxy's rules of the nftables mode decide
 //! nothing. iptables-nft keeps its chains in nf_tables, so they are removed too. A chain to which a third
 //! program jumps stays, and so do the chains to which it jumps.
 
@@ -19,9 +19,9 @@ use netlink::attr::{Writer, find};
 use netlink::transport::{Transport, protocols};
 
 use super::listing::{ChainName, chain_name, dump_chains};
-use crate::nftables::raw::commit;
-use crate::nftables::raw::{contents, message_type};
-use crate::nftables::sys::*;
+use nftables::raw::commit;
+use nftables::raw::{contents, message_type};
+use nftables::sys::*;
 
 /// The name of a table.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

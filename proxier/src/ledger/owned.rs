@@ -155,7 +155,7 @@ mod tests {
         let range = |text: &str| vec![Cidr::parse(text).unwrap()];
         let recorded = key([192, 0, 2, 1]);
         let mark = ipvs::ServiceKey::Mark {
-            family: ipvs::Family::V4,
+            family: Family::V4,
             mark: 7,
         };
         let mut owned = Owned::default();

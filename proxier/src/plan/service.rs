@@ -188,7 +188,6 @@ impl RequirementsBuilder<'_> {
             }
         }
         if let Some(MarkedClients { mark, .. }) = destinations.inside {
-            let family = family.into();
             let key = ipvs::ServiceKey::Mark { family, mark };
             let definition = self.options.without_persistence(family);
             let profile = self.profile(port, FrontendKind::Inside, definition, None);
@@ -379,7 +378,7 @@ impl RequirementsBuilder<'_> {
 
     /// Returns the definition of the virtual server at `frontend`.
     fn definition(&mut self, frontend: &Frontend) -> ServerDefinition {
-        let family = frontend.family().into();
+        let family = frontend.family();
         // With persistence, IPVS' rule for FTP takes each TCP packet to an unprivileged port of the address that
         // has no virtual server (`ip_vs_service_find`). At service addresses, packet rules refuse other ports.
         let is_ftp = frontend.protocol == Protocol::Tcp && frontend.port == FTP;

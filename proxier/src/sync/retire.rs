@@ -128,7 +128,7 @@ impl<D: Dataplane> Proxier<D> {
             ipvs::ServiceKey::Mark { family, mark } => {
                 let is_of = |protocol| {
                     let marks = &self.machine.marks;
-                    marks.may_be_of(mark, owner, protocol, family.into())
+                    marks.may_be_of(mark, owner, protocol, family)
                 };
                 !is_of(Protocol::Udp) && !is_of(Protocol::Sctp)
             }

@@ -9,9 +9,9 @@ use ipvs_netlink as ipvs;
 use super::*;
 use crate::dataplane::fake::{FakeKernel, Fault};
 use crate::manifests::{self, Options};
-use crate::nftables::{Key, Table};
 use crate::plan::{NodePortAddresses, ServiceAddresses};
 use crate::store::Update;
+use nftables::{Key, Table};
 
 mod failures;
 mod look;

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use ipvs_netlink as ipvs;
+use nftables::{Command, Key, Table};
 use proxier::testing::conntrack::{Stale, Swept};
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
 use proxier::testing::dataplane::{Dataplane, Failure, Outcome, Portion};
 use proxier::testing::marks::MarkKey;
-use proxier::testing::nftables::{Command, Key, Table};
 use proxier::testing::observed::{
     Connections, CountedServer, LocalAddresses, Observed, ObservedServer,
 };

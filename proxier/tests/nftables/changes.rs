@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use nftables::RulesClient;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
 use proxier::testing::filter::{FilterConfig, MarkBit, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Family, TrafficPolicy};
-use proxier::testing::nftables::RulesClient;
 use proxier::testing::plan::{Admission, Availability, Scope};
 
 use super::rules::{admission, frontend, inside, node, ranges};

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use lab::SetOnDrop;
 use lab::net::Cluster;
+use nftables::RulesClient;
 use proxier::testing::filter::{FilterConfig, Ruleset};
 use proxier::testing::model::TrafficPolicy::{Cluster as AnyNode, Local};
-use proxier::testing::nftables::RulesClient;
 use proxier::testing::plan::Scope;
 
 use super::rules::{admission, frontend, modes};

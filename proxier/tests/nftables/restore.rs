@@ -1,6 +1,6 @@
 //! Repair of our table after changes by other programs.
 
-use proxier::testing::nftables::{RulesClient, Table};
+use nftables::{RulesClient, Table};
 
 use super::rules::{everything, modes};
 use crate::{TABLE, assert_same, lines, list, nft};

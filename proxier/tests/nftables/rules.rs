@@ -2,10 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use nftables::Table;
 use proxier::testing::filter::{FilterConfig, LocalMode, MarkBit, Ruleset};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Family, Networks, Node, Protocol, TrafficPolicy};
-use proxier::testing::nftables::Table;
 use proxier::testing::plan::{Admission, Availability, MarkedClients, Scope};
 
 /// Reads a frontend: `tcp 10.96.0.1:80`.

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use nftables::{Command, Element, Key, RulesClient, RulesWatch, Tampering, Value};
 use proxier::testing::filter::TABLE;
-use proxier::testing::nftables::{
-    Command, Element, Key, RulesClient, RulesWatch, Tampering, Value,
-};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::rules::{everything, modes};

@@ -6,8 +6,8 @@
 
 use std::path::Path;
 
+use nftables::RulesClient;
 use proxier::testing::filter::TABLE;
-use proxier::testing::nftables::RulesClient;
 
 use super::plugin::{Iptables, Plugin};
 use super::scene::Scene;

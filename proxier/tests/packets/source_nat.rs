@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use lab::net::Answer;
+use nftables::RulesClient;
 use proxier::testing::filter::TABLE;
-use proxier::testing::nftables::RulesClient;
 
 use super::scene::Scene;
 use super::services::Services;

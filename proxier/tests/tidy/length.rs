@@ -7,7 +7,7 @@ const LIMIT: usize = 500;
 
 /// Longer files, each with the reason why it is not divided.
 const LONG_FILES: [(&str, &str); 1] = [(
-    "ipvs-netlink/src/transport.rs",
+    "ipvs-netlink/netlink/src/transport.rs",
     "one socket with the recovery from every netlink error",
 )];
 

@@ -95,6 +95,7 @@ fn directory(package: Option<&str>) -> Result<PathBuf, String> {
         "lab" => "bench/lab",
         "api-server" => "proxier/tests/api_server",
         "net" => "proxier/net",
+        "nftables" => "proxier/nftables",
         "netlink" => "ipvs-netlink/netlink",
         name => name,
     };
@@ -225,11 +226,11 @@ fn commands_that_exist_are_accepted() {
     let text = "
 | Promise | Figure | Command |
 |---|---|:-:|
-| Imports are listed. | - | `cargo test -p proxier --test tidy modules_import` |
-| A helper of the same name. | - | `cargo test -p proxier tidy::imports::modules_import` |
+| No lint is allowed. | - | `cargo test -p proxier --test tidy no_lint_is` |
+| A helper of the same name. | - | `cargo test -p proxier tidy::attributes::no_lint_is` |
 | Time per pick. | 5 ns | `cargo bench -p schedulers --bench pick` |
 | Time per Op. | 1 us | `LAB_REQUIRED=1 cargo run --release -p bench -- netlink --quick` |
-| Two targets. | - | `cargo test -p proxier --test plan --test tidy modules_import` |
+| Two targets. | - | `cargo test -p proxier --test plan --test tidy no_lint_is` |
 | Everything. | - | `./check`, or `cargo test --workspace` |
 ";
     assert_eq!(rows(text).len(), 6);

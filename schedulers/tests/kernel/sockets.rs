@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use ipvs_netlink::transport::{Transport, protocols};
 use lab::net::poll_within;
+use netlink::transport::{Transport, protocols};
 use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt, sockopt,
 };

@@ -15,9 +15,9 @@ use crate::clock;
 use crate::conditions::{Coverage, LastingConditions};
 use crate::dataplane::Failure;
 use crate::filter;
-use crate::nftables::{RulesWatch, Tampering};
 use crate::plan::ServiceAddresses;
 use crate::timer::Timer;
+use nftables::{RulesWatch, Tampering};
 
 // Multicast groups of include/uapi/linux/rtnetlink.h.
 const RTNLGRP_LINK: u32 = 1;

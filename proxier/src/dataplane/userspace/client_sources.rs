@@ -73,7 +73,7 @@ impl ClientSources {
                 false => self.frontends.remove(key),
             };
         }
-        let families = self.frontends.iter().map(|key| key.family().into());
+        let families = self.frontends.iter().map(|key| key.family());
         let mut families: BTreeSet<Family> = families.collect();
         match &self.state {
             // Until a check succeeds, the plan lets no endpoint see clients' addresses

@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use super::accepted::{Accepted, Author};
 use super::chain::ForeignChain;
 use super::report::DropCause;
-use crate::nftables::raw::contents;
-use crate::nftables::raw::{read_verdict, write_plain_rule};
-use crate::nftables::sys::*;
-use crate::nftables::{Match, Rule, Verdict};
+use nftables::raw::contents;
+use nftables::raw::{read_verdict, write_plain_rule};
+use nftables::sys::*;
+use nftables::{Match, Rule, Verdict};
 
 /// The expressions of which a rule consists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -90,7 +90,7 @@ impl Accepted {
 mod tests {
     use super::super::chain::ForeignHook;
     use super::*;
-    use crate::nftables::sys::*;
+    use nftables::sys::*;
 
     #[test]
     fn the_command_uses_the_tool_that_made_the_chain() {

@@ -6,8 +6,8 @@ use netlink::Error;
 use netlink::attr::{Writer, find};
 
 use crate::host::listing::{family_name, text};
-use crate::nftables::raw::contents;
-use crate::nftables::sys::*;
+use nftables::raw::contents;
+use nftables::sys::*;
 
 /// A hook at which a chain of another program can drop packets of Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

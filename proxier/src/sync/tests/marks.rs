@@ -36,7 +36,7 @@ fn first_mark(key: MarkKey) -> u32 {
 }
 
 fn key_of(mark: u32) -> ipvs::ServiceKey {
-    let family = ipvs::Family::V4;
+    let family = Family::V4;
     ipvs::ServiceKey::Mark { family, mark }
 }
 

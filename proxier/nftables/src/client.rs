@@ -5,13 +5,13 @@ use netlink::transport::{RequestError, Transport, protocols};
 use netlink::{Error, Refusal};
 use rustix::io::Errno;
 
-use super::command::Command;
-use super::existing;
-use super::message::{
+use crate::command::Command;
+use crate::existing;
+use crate::message::{
     Base, ExistingArp, Grouping, Transaction, contents, message_type, transaction,
 };
-use super::sys::*;
-use super::table::Table;
+use crate::sys::*;
+use crate::table::Table;
 
 /// The number of times that a transaction is sent if other programs' transactions come first.
 const TRIES: u32 = 32;

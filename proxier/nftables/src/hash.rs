@@ -8,23 +8,23 @@
 use netlink::attr::Writer;
 use netlink::batch::Batch;
 
-use super::anonymous::anonymous_sets;
-use super::expression::write_rule;
-use super::key::Key;
-use super::message::{write_chain, write_element, write_set};
-use super::rule::{Rule, Verdict};
-use super::set::Set;
-use super::sys::*;
-use super::table::Chain;
+use crate::anonymous::anonymous_sets;
+use crate::expression::write_rule;
+use crate::key::Key;
+use crate::message::{write_chain, write_element, write_set};
+use crate::rule::{Rule, Verdict};
+use crate::set::Set;
+use crate::sys::*;
+use crate::table::Chain;
 use net::stable_hash::{fnv1a, mix};
 
 /// Hashes elements of sets and maps. It keeps its memory, because a start hashes each element of the table.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ElementHasher(Batch);
+pub struct ElementHasher(Batch);
 
 impl ElementHasher {
     /// Returns the hash of an element of the set or map `set`.
-    pub(crate) fn hash(&mut self, set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
+    pub fn hash(&mut self, set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
         self.0.clear();
         hash_in(&mut self.0, NFT_MSG_NEWSETELEM, |writer| {
             writer.string(NFTA_SET_ELEM_LIST_SET, set);
@@ -34,7 +34,7 @@ impl ElementHasher {
 }
 
 /// Returns the hash of a chain: its name, its hook and its rules.
-pub(crate) fn chain(chain: &Chain) -> u64 {
+pub fn chain(chain: &Chain) -> u64 {
     message(NFT_MSG_NEWCHAIN, |writer| {
         write_chain(writer, "", &chain.name, chain.hook);
         for each in &chain.rules {
@@ -44,18 +44,18 @@ pub(crate) fn chain(chain: &Chain) -> u64 {
 }
 
 /// Returns the hash of a set's definition, without its elements.
-pub(crate) fn set(set: &Set) -> u64 {
+pub fn set(set: &Set) -> u64 {
     message(NFT_MSG_NEWSET, |writer| write_set(writer, "", set, 0))
 }
 
 /// Returns the hash of a part of the companion of family `arp`, whose hash in a table of family `inet` is
 /// `hash`.
-pub(crate) fn in_arp(hash: u64) -> u64 {
+pub fn in_arp(hash: u64) -> u64 {
     mix(hash ^ u64::from(NFPROTO_ARP))
 }
 
 /// Returns the hash of a rule and its anonymous sets. The chain does not matter.
-pub(super) fn rule(rule: &Rule) -> u64 {
+pub(crate) fn rule(rule: &Rule) -> u64 {
     // The numbers of anonymous sets differ from transaction to transaction; here they start at 1.
     let sets = anonymous_sets(rule, &mut 1);
     message(NFT_MSG_NEWRULE, |writer| {
@@ -89,11 +89,11 @@ fn hash_in(batch: &mut Batch, kind: u16, body: impl FnOnce(&mut Writer<'_>)) -> 
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::rule::{Match, Relation};
-    use super::super::set::SetKind;
-    use super::super::table::Hook;
-    use super::super::value::{KeyType, Value};
     use super::*;
+    use crate::rule::{Match, Relation};
+    use crate::set::SetKind;
+    use crate::table::Hook;
+    use crate::value::{KeyType, Value};
     use net::{Family, Networks};
 
     fn element(set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {

@@ -7,32 +7,32 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use netlink::attr::Writer;
 
-use super::message::{write_key_type, write_value};
-use super::rule::{Match, Rule, Statement};
-use super::sys::*;
-use super::value::KeyType;
+use crate::message::{write_key_type, write_value};
+use crate::rule::{Match, Rule, Statement};
+use crate::sys::*;
+use crate::value::KeyType;
 use net::{Family, Networks};
 
 /// The name with which the kernel chooses one itself (`nf_tables_set_alloc_name`).
-pub(super) const ANONYMOUS: &str = "__set%d";
+pub(crate) const ANONYMOUS: &str = "__set%d";
 
 #[derive(Debug)]
-pub(super) struct AnonymousSet {
+pub(crate) struct AnonymousSet {
     /// The number by which the rule refers to the set; unique in a transaction.
-    pub(super) id: u32,
+    pub(crate) id: u32,
     key: KeyType,
     flags: u32,
     elements: Vec<AnonymousElement>,
 }
 
 #[derive(Debug)]
-pub(super) struct AnonymousElement {
+pub(crate) struct AnonymousElement {
     key: Vec<u8>,
     flags: u32,
 }
 
 /// Returns the anonymous sets of `rule`, with numbers from `next_id` on.
-pub(super) fn anonymous_sets(rule: &Rule, next_id: &mut u32) -> Vec<AnonymousSet> {
+pub(crate) fn anonymous_sets(rule: &Rule, next_id: &mut u32) -> Vec<AnonymousSet> {
     let contents = rule.statements().iter().filter_map(content);
     contents
         .map(|(key, flags, elements)| {
@@ -66,12 +66,12 @@ fn content(statement: &Statement) -> Option<(KeyType, u32, Vec<AnonymousElement>
 }
 
 impl AnonymousSet {
-    pub(super) fn elements(&self) -> &[AnonymousElement] {
+    pub(crate) fn elements(&self) -> &[AnonymousElement] {
         &self.elements
     }
 
     /// Writes the attributes of a message that adds the set.
-    pub(super) fn write(&self, writer: &mut Writer<'_>, table: &str) {
+    pub(crate) fn write(&self, writer: &mut Writer<'_>, table: &str) {
         writer.string(NFTA_SET_TABLE, table);
         writer.string(NFTA_SET_NAME, ANONYMOUS);
         let flags = NFT_SET_ANONYMOUS | NFT_SET_CONSTANT | self.flags;
@@ -85,7 +85,7 @@ impl AnonymousSet {
     }
 
     /// Writes the attributes of a message that adds `elements`, some or all of the set's.
-    pub(super) fn write_elements(
+    pub(crate) fn write_elements(
         &self,
         writer: &mut Writer<'_>,
         table: &str,

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::elements::{Element, Elements};
-use super::key::Key;
-use super::sys::*;
-use super::value::KeyType;
+use crate::elements::{Element, Elements};
+use crate::key::Key;
+use crate::sys::*;
+use crate::value::KeyType;
 
 /// A set or a map.
 ///
@@ -44,7 +44,7 @@ pub enum SetKind {
 
 impl SetKind {
     /// Returns the kernel's flags of such a set.
-    pub(super) fn flags(self) -> u32 {
+    pub(crate) fn flags(self) -> u32 {
         match self {
             Self::Set => 0,
             Self::Verdicts => NFT_SET_MAP,
@@ -54,7 +54,7 @@ impl SetKind {
     }
 
     /// Returns the timeout in milliseconds and the size of [`SetKind::Learned`].
-    pub(super) fn limits(self) -> Option<(u64, u32)> {
+    pub(crate) fn limits(self) -> Option<(u64, u32)> {
         let Self::Learned { timeout, size } = self else {
             return None;
         };
@@ -62,7 +62,7 @@ impl SetKind {
     }
 
     /// Returns whether nft calls it a map.
-    pub(super) fn is_map(self) -> bool {
+    pub(crate) fn is_map(self) -> bool {
         self != Self::Set
     }
 }
@@ -80,7 +80,7 @@ impl Set {
     }
 
     /// Returns a set with the same definition and without elements.
-    pub(crate) fn without_elements(&self) -> Self {
+    pub fn without_elements(&self) -> Self {
         Self::new(self.name.clone(), self.key.clone(), self.kind)
     }
 
@@ -100,7 +100,7 @@ impl Set {
     }
 
     /// Returns the element with this key.
-    pub(crate) fn get(&self, key: Key) -> Option<Element> {
+    pub fn get(&self, key: Key) -> Option<Element> {
         self.elements.get(key)
     }
 
@@ -122,7 +122,7 @@ impl Set {
     /// Returns the elements that `other` lacks or has with other verdicts; all if there is no other set.
     ///
     /// The keys of both sets have the same types.
-    pub(super) fn missing_in<'a>(
+    pub(crate) fn missing_in<'a>(
         &'a self,
         other: Option<&'a Self>,
     ) -> impl Iterator<Item = Element> + 'a {
@@ -131,23 +131,23 @@ impl Set {
     }
 
     /// Frees the memory that the growth of the set left unused.
-    pub(crate) fn pack(&mut self) {
+    pub fn pack(&mut self) {
         self.elements.pack();
     }
 
     /// Returns whether `other` has the same name, key types and kind.
-    pub(super) fn is_defined_as(&self, other: &Self) -> bool {
+    pub(crate) fn is_defined_as(&self, other: &Self) -> bool {
         (&self.name, &self.key, self.kind) == (&other.name, &other.key, other.kind)
     }
 
     /// Returns nft's number for the type of its keys: 6 bits for each part.
-    pub(super) fn key_type(&self) -> u32 {
+    pub(crate) fn key_type(&self) -> u32 {
         let number = |all: u32, part: &KeyType| (all << 6) | part.number();
         self.key.iter().fold(0, number)
     }
 
     /// Returns the definition as nft prints it between a set's braces, without the elements.
-    pub(super) fn definition(&self) -> impl fmt::Display {
+    pub(crate) fn definition(&self) -> impl fmt::Display {
         Definition(self)
     }
 }

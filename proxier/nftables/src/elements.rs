@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use super::key::Key;
-use super::packed_map::PackedMap;
-use super::rule::Verdict;
-use super::set::SetKind;
-use super::value::KeyType;
+use crate::key::Key;
+use crate::packed_map::PackedMap;
+use crate::rule::Verdict;
+use crate::set::SetKind;
+use crate::value::KeyType;
 
 /// An element of a set or of a verdict map.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl fmt::Display for Element {
 /// # Invariant
 /// That of [`super::Set`]: all keys have the same types, and the elements of a map have verdicts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Elements {
+pub(crate) enum Elements {
     /// Those of a set.
     Keys(PackedMap<()>),
     /// Those of a verdict map.
@@ -49,7 +49,7 @@ pub(super) enum Elements {
 
 impl Elements {
     /// Returns no elements, for a set of this kind with keys of these types.
-    pub(super) fn new(kind: SetKind, types: &[KeyType]) -> Self {
+    pub(crate) fn new(kind: SetKind, types: &[KeyType]) -> Self {
         let width = KeyType::length_of_key(types);
         match kind {
             SetKind::Set | SetKind::Learned { .. } => Self::Keys(PackedMap::new(width)),
@@ -57,14 +57,14 @@ impl Elements {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::Keys(keys) => keys.len(),
             Self::Verdicts(verdicts) => verdicts.len(),
         }
     }
 
-    pub(super) fn has_key(&self, key: &Key) -> bool {
+    pub(crate) fn has_key(&self, key: &Key) -> bool {
         let key = key.encode();
         match self {
             Self::Keys(keys) => keys.get(&key).is_some(),
@@ -72,7 +72,7 @@ impl Elements {
         }
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<Element> {
+    pub(crate) fn get(&self, key: Key) -> Option<Element> {
         let bytes = key.encode();
         let verdict = match self {
             Self::Keys(keys) => keys.get(&bytes).map(|()| None),
@@ -82,7 +82,7 @@ impl Elements {
     }
 
     /// Adds an element. Returns the element with the same key that it replaces.
-    pub(super) fn insert(&mut self, element: Element) -> Option<Element> {
+    pub(crate) fn insert(&mut self, element: Element) -> Option<Element> {
         let Element { key, verdict } = element;
         let bytes = key.encode();
         let replaced = match self {
@@ -93,7 +93,7 @@ impl Elements {
     }
 
     /// Removes and returns the element with this key.
-    pub(super) fn remove(&mut self, key: Key) -> Option<Element> {
+    pub(crate) fn remove(&mut self, key: Key) -> Option<Element> {
         let bytes = key.encode();
         let verdict = match self {
             Self::Keys(keys) => keys.remove(&bytes).map(|()| None),
@@ -103,7 +103,7 @@ impl Elements {
     }
 
     /// Returns the elements that `other` lacks or has with other verdicts. The keys of both have `types`.
-    pub(super) fn missing_in<'a>(
+    pub(crate) fn missing_in<'a>(
         &'a self,
         other: Option<&'a Self>,
         types: &'a [KeyType],
@@ -121,7 +121,7 @@ impl Elements {
     }
 
     /// Frees the memory that their growth left unused.
-    pub(super) fn pack(&mut self) {
+    pub(crate) fn pack(&mut self) {
         match self {
             Self::Keys(keys) => keys.pack(),
             Self::Verdicts(verdicts) => verdicts.pack(),

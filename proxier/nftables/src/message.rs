@@ -7,16 +7,16 @@ use netlink::attr::{Attribute, Writer, attributes};
 use netlink::batch::Batch;
 use netlink::{NLM_F_APPEND, NLM_F_CREATE};
 
-use super::anonymous::{AnonymousSet, anonymous_sets};
-use super::command::Command;
-use super::existing::userdata;
-use super::expression::{write_rule, write_verdict};
-use super::key::Key;
-use super::rule::{Rule, Verdict};
-use super::set::{Set, SetKind};
-use super::sys::*;
-use super::table::Hook;
-use super::value::KeyType;
+use crate::anonymous::{AnonymousSet, anonymous_sets};
+use crate::command::Command;
+use crate::existing::userdata;
+use crate::expression::{write_rule, write_verdict};
+use crate::key::Key;
+use crate::rule::{Rule, Verdict};
+use crate::set::{Set, SetKind};
+use crate::sys::*;
+use crate::table::Hook;
+use crate::value::KeyType;
 
 /// The maximum number of elements in a message. Their attribute has at most 65,535 bytes, and an element takes
 /// less than 400.
@@ -24,7 +24,7 @@ const ELEMENTS_PER_MESSAGE: usize = 128;
 
 /// The table from which a transaction starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Base {
+pub(crate) enum Base {
     /// The existing table.
     Existing,
     /// A new table; existing ones of that name are deleted.
@@ -39,14 +39,14 @@ pub(super) enum Base {
 ///
 /// A kernel without that family refuses each message about it, even a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ExistingArp {
+pub(crate) enum ExistingArp {
     Present,
     Missing,
 }
 
 /// The rule for grouping commands into messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Grouping {
+pub(crate) enum Grouping {
     /// A message carries many elements of one set, but only one of other commands.
     ManyElements,
     /// A message carries one command, so that the kernel's refusal names it.
@@ -68,14 +68,14 @@ impl Grouping {
 
 /// An encoded transaction.
 #[derive(Debug)]
-pub(super) struct Transaction {
-    pub(super) batch: Batch,
+pub(crate) struct Transaction {
+    pub(crate) batch: Batch,
     /// The indices of the commands that each message carries; an empty range for other messages.
-    pub(super) subjects: Vec<Range<usize>>,
+    pub(crate) subjects: Vec<Range<usize>>,
 }
 
 /// Encodes a transaction. The kernel refuses it unless `generation` is the current one.
-pub(super) fn transaction(
+pub(crate) fn transaction(
     table: &str,
     base: Base,
     commands: impl IntoIterator<Item = Command>,
@@ -136,7 +136,7 @@ pub fn message_type(kind: u16) -> u16 {
 }
 
 /// Appends the begin or the end of a transaction.
-pub(super) fn frame(
+pub(crate) fn frame(
     batch: &mut Batch,
     kind: u16,
     body: impl FnOnce(&mut Writer<'_>),
@@ -321,7 +321,7 @@ impl Encoder<'_> {
 }
 
 /// Writes the attributes of a message that adds a set without elements.
-pub(super) fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32) {
+pub(crate) fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32) {
     writer.string(NFTA_SET_TABLE, table);
     writer.string(NFTA_SET_NAME, &set.name);
     writer.u32_be(NFTA_SET_FLAGS, set.kind.flags());
@@ -349,7 +349,7 @@ pub(super) fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32
 }
 
 /// Writes the type number and the length of a key.
-pub(super) fn write_key_type(writer: &mut Writer<'_>, number: u32, key: &[KeyType]) {
+pub(crate) fn write_key_type(writer: &mut Writer<'_>, number: u32, key: &[KeyType]) {
     writer.u32_be(NFTA_SET_KEY_TYPE, number);
     let length = KeyType::length_of_key(key);
     writer.u32_be(NFTA_SET_KEY_LEN, u32::try_from(length).unwrap_or(u32::MAX));
@@ -389,19 +389,19 @@ fn write_elements(writer: &mut Writer<'_>, table: &str, set: &str, commands: &[C
 }
 
 /// Writes the attributes of an element.
-pub(super) fn write_element(writer: &mut Writer<'_>, key: &Key, verdict: Option<&Verdict>) {
+pub(crate) fn write_element(writer: &mut Writer<'_>, key: &Key, verdict: Option<&Verdict>) {
     write_value(writer, NFTA_SET_ELEM_KEY, &key.encode());
     if let Some(verdict) = verdict {
         writer.nested(NFTA_SET_ELEM_DATA, |data| write_verdict(data, verdict));
     }
 }
 
-pub(super) fn write_value(writer: &mut Writer<'_>, kind: u16, value: &[u8]) {
+pub(crate) fn write_value(writer: &mut Writer<'_>, kind: u16, value: &[u8]) {
     writer.nested(kind, |data| data.bytes(NFTA_DATA_VALUE, value));
 }
 
 /// Writes the attributes of a message that adds a chain without rules.
-pub(super) fn write_chain(writer: &mut Writer<'_>, table: &str, name: &str, hook: Option<Hook>) {
+pub(crate) fn write_chain(writer: &mut Writer<'_>, table: &str, name: &str, hook: Option<Hook>) {
     writer.string(NFTA_CHAIN_TABLE, table);
     writer.string(NFTA_CHAIN_NAME, name);
     let Some(hook) = hook else {

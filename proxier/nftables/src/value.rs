@@ -5,11 +5,11 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use smallvec::SmallVec;
 
-use super::sys::IFNAMSIZ;
+use crate::sys::IFNAMSIZ;
 use net::{Family, Protocol};
 
 /// The bytes of a key. The longest one of our sets, a pair of IPv6 addresses, fits without an allocation.
-pub(super) type KeyBytes = SmallVec<[u8; 32]>;
+pub(crate) type KeyBytes = SmallVec<[u8; 32]>;
 
 /// The type of a key or of one part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,7 +32,7 @@ impl KeyType {
     /// Returns nft's number for the type (`enum datatypes`).
     ///
     /// nft needs it to print our sets. The kernel only stores it.
-    pub(super) fn number(self) -> u32 {
+    pub(crate) fn number(self) -> u32 {
         match self {
             Self::ConnectionId => 4,
             Self::Address(Family::V4) => 7,
@@ -45,7 +45,7 @@ impl KeyType {
     }
 
     /// Returns the number of bytes of a value, without padding.
-    pub(super) fn length(self) -> usize {
+    pub(crate) fn length(self) -> usize {
         match self {
             Self::Address(Family::V6) | Self::Interface => 16,
             Self::Address(Family::V4) | Self::Mark | Self::ConnectionId => 4,
@@ -56,7 +56,7 @@ impl KeyType {
 
     /// Returns the number of bytes of a key with these types. In a concatenation, each part is padded to a
     /// multiple of 4.
-    pub(super) fn length_of_key(types: &[Self]) -> usize {
+    pub(crate) fn length_of_key(types: &[Self]) -> usize {
         let length = |part: &Self| match types.len() {
             1 => part.length(),
             _ => part.length().next_multiple_of(4),
@@ -109,7 +109,7 @@ impl Value {
     }
 
     /// Appends the bytes that the kernel compares: marks in host order, the rest in network order.
-    pub(super) fn encode(self, bytes: &mut KeyBytes) {
+    pub(crate) fn encode(self, bytes: &mut KeyBytes) {
         match self {
             Self::V4(address) => bytes.extend_from_slice(&address.octets()),
             Self::V6(address) => bytes.extend_from_slice(&address.octets()),
@@ -121,7 +121,7 @@ impl Value {
     }
 
     /// Returns the value of type `kind` with these bytes; `None` if the type has no such value.
-    pub(super) fn decode(kind: KeyType, bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(kind: KeyType, bytes: &[u8]) -> Option<Self> {
         Some(match kind {
             KeyType::Address(Family::V4) => Self::V4(<[u8; 4]>::try_from(bytes).ok()?.into()),
             KeyType::Address(Family::V6) => Self::V6(<[u8; 16]>::try_from(bytes).ok()?.into()),
@@ -164,7 +164,7 @@ impl fmt::Display for Value {
 }
 
 /// Returns nft's name of a protocol.
-pub(super) fn protocol_name(protocol: Protocol) -> &'static str {
+pub(crate) fn protocol_name(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "tcp",
         Protocol::Udp => "udp",

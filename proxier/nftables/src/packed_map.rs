@@ -11,7 +11,7 @@ const BLOCK: usize = 128;
 /// A `BTreeMap` of keys of any kind needs the size of the largest kind for each, and half of its nodes' memory
 /// is often unused. Here, an entry needs the bytes of its key and its value.
 #[derive(Clone, Debug)]
-pub(super) struct PackedMap<V> {
+pub(crate) struct PackedMap<V> {
     /// The length of each key.
     width: usize,
     /// The entries in the order of their keys. No block is empty.
@@ -31,24 +31,24 @@ type Place = (usize, usize);
 
 impl<V> PackedMap<V> {
     /// Returns an empty map for keys of `width` bytes, at least 1.
-    pub(super) fn new(width: usize) -> Self {
+    pub(crate) fn new(width: usize) -> Self {
         let blocks = Vec::new();
         Self { width, blocks }
     }
 
     /// Returns the number of entries.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.blocks.iter().map(|block| block.values.len()).sum()
     }
 
     /// Returns the value of `key`.
-    pub(super) fn get(&self, key: &[u8]) -> Option<&V> {
+    pub(crate) fn get(&self, key: &[u8]) -> Option<&V> {
         let (block, index) = self.find(key).ok()?;
         self.blocks[block].values.get(index)
     }
 
     /// Sets the value of `key`. Returns its earlier value.
-    pub(super) fn insert(&mut self, key: &[u8], value: V) -> Option<V> {
+    pub(crate) fn insert(&mut self, key: &[u8], value: V) -> Option<V> {
         debug_assert_eq!(key.len(), self.width);
         match self.find(key) {
             Ok((block, index)) => {
@@ -67,7 +67,7 @@ impl<V> PackedMap<V> {
     }
 
     /// Removes `key`. Returns its value.
-    pub(super) fn remove(&mut self, key: &[u8]) -> Option<V> {
+    pub(crate) fn remove(&mut self, key: &[u8]) -> Option<V> {
         let (at, index) = self.find(key).ok()?;
         let (block, start) = (&mut self.blocks[at], index * self.width);
         block.keys.drain(start..start + self.width);
@@ -82,13 +82,13 @@ impl<V> PackedMap<V> {
     }
 
     /// Returns the entries in the order of the keys.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&[u8], &V)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&[u8], &V)> {
         let blocks = self.blocks.iter();
         blocks.flat_map(|block| block.keys.chunks_exact(self.width).zip(&block.values))
     }
 
     /// Frees the memory that the growth of the map left unused.
-    pub(super) fn pack(&mut self) {
+    pub(crate) fn pack(&mut self) {
         for block in &mut self.blocks {
             block.keys.shrink_to_fit();
             block.values.shrink_to_fit();

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::command::{ARP, Command, INET};
-use super::key::Key;
-use super::rule::Rule;
-use super::set::Set;
+use crate::command::{ARP, Command, INET};
+use crate::key::Key;
+use crate::rule::Rule;
+use crate::set::Set;
 
 /// A table of family `inet`, perhaps with a companion of family `arp`.
 ///
@@ -71,7 +71,7 @@ pub enum Hook {
 }
 
 impl Hook {
-    pub(super) fn number(self) -> u32 {
+    pub(crate) fn number(self) -> u32 {
         match self {
             // `NF_ARP_IN`, `NF_ARP_OUT`: the family has hooks of its own.
             Self::ArpInput | Self::Prerouting(_) | Self::NatPrerouting(_) => 0,
@@ -81,7 +81,7 @@ impl Hook {
         }
     }
 
-    pub(super) fn priority(self) -> i32 {
+    pub(crate) fn priority(self) -> i32 {
         match self {
             Self::Prerouting(priority)
             | Self::Input(priority)
@@ -94,7 +94,7 @@ impl Hook {
         }
     }
 
-    pub(super) fn kind(self) -> &'static str {
+    pub(crate) fn kind(self) -> &'static str {
         match self {
             Self::Prerouting(_) | Self::Input(_) | Self::Output(_) | Self::Postrouting(_) => {
                 "filter"

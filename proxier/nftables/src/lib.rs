@@ -10,7 +10,7 @@
 //! [`RulesClient`] and [`RulesWatch`] have a netlink socket. Everything else is plain data. A [`RulesClient`]
 //! changes one table, its own. [`raw`] is for callers that write messages about tables of other programs.
 //!
-//! The module supports only the features that our rules need: family `inet`, sets and maps with
+//! The crate supports only the features that our rules need: family `inet`, sets and maps with
 //! concatenated keys, networks, marks, NAT, rejection.
 //!
 //! In the kernel, see `net/netfilter/nf_tables_api.c`, `nfnetlink.c` and
@@ -23,28 +23,25 @@ mod commit;
 mod elements;
 mod existing;
 mod expression;
-pub(crate) mod hash;
+pub mod hash;
 mod key;
 mod message;
 mod packed_map;
-pub(crate) mod raw;
+pub mod raw;
 mod rule;
 mod set;
-pub(crate) mod sys;
+pub mod sys;
 mod table;
 mod value;
 mod watch;
 
-pub use client::RulesClient;
-pub(crate) use client::TransactionError;
+pub use client::{RulesClient, TransactionError};
 pub use command::Command;
 pub use elements::Element;
 pub use key::Key;
 pub use message::transaction_length;
-pub(crate) use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
-pub(crate) use set::{Set, SetKind};
-pub use table::Table;
-pub(crate) use table::{Chain, Hook};
-pub(crate) use value::KeyType;
-pub use value::Value;
+pub use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
+pub use set::{Set, SetKind};
+pub use table::{Chain, Hook, Table};
+pub use value::{KeyType, Value};
 pub use watch::{RulesWatch, Tampering};

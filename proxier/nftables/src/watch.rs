@@ -8,8 +8,8 @@ use netlink::attr::find;
 use netlink::listener::{Listener, Notice};
 use netlink::transport::protocols;
 
-use super::message::contents;
-use super::sys::*;
+use crate::message::contents;
+use crate::sys::*;
 
 /// A listener for changes by other programs to one table, and to objects of others that its opener selects.
 ///

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use smallvec::SmallVec;
 
-use super::value::{KeyBytes, KeyType, Value};
+use crate::value::{KeyBytes, KeyType, Value};
 use net::Protocol;
 
 /// A key: one value, or several concatenated.
@@ -64,7 +64,7 @@ impl Key {
     }
 
     /// Returns its bytes. In a concatenation, each part is padded to a multiple of 4.
-    pub(super) fn encode(&self) -> KeyBytes {
+    pub(crate) fn encode(&self) -> KeyBytes {
         let mut bytes = KeyBytes::new();
         if let KeyForm::One(only) = self.0 {
             only.encode(&mut bytes);
@@ -78,7 +78,7 @@ impl Key {
     }
 
     /// Returns the key with these types and bytes; `None` if no key has them.
-    pub(super) fn decode(types: &[KeyType], mut bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(types: &[KeyType], mut bytes: &[u8]) -> Option<Self> {
         let mut parts = SmallVec::<[Value; 3]>::new();
         for part in types {
             let (value, rest) = bytes.split_at_checked(part.length())?;

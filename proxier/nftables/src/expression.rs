@@ -8,10 +8,10 @@ use std::ops::RangeInclusive;
 use netlink::Error;
 use netlink::attr::{Attribute, Writer, find};
 
-use super::anonymous::{ANONYMOUS, AnonymousSet};
-use super::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
-use super::sys::*;
-use super::value::{KeyBytes, Value};
+use crate::anonymous::{ANONYMOUS, AnonymousSet};
+use crate::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
+use crate::sys::*;
+use crate::value::{KeyBytes, Value};
 use net::{Family, Networks};
 
 /// Writes the expressions of a rule without anonymous sets.
@@ -22,7 +22,7 @@ pub fn write_plain_rule(writer: &mut Writer<'_>, rule: &Rule) {
 /// Writes the expressions of `rule`.
 ///
 /// `sets` are the rule's [`super::anonymous::anonymous_sets`].
-pub(super) fn write_rule(writer: &mut Writer<'_>, rule: &Rule, sets: &[AnonymousSet]) {
+pub(crate) fn write_rule(writer: &mut Writer<'_>, rule: &Rule, sets: &[AnonymousSet]) {
     let mut expressions = Expressions {
         writer,
         sets: sets.iter(),
@@ -468,7 +468,7 @@ pub fn read_verdict(data: &Attribute<'_>) -> Result<Option<Verdict>, Error> {
 }
 
 /// Writes a verdict as data of an element or of an expression.
-pub(super) fn write_verdict(writer: &mut Writer<'_>, verdict: &Verdict) {
+pub(crate) fn write_verdict(writer: &mut Writer<'_>, verdict: &Verdict) {
     let (code, chain) = match verdict {
         Verdict::Accept => (NF_ACCEPT, None),
         Verdict::Drop => (NF_DROP, None),

@@ -7,8 +7,8 @@ use netlink::batch::Batch;
 use netlink::transport::{RequestError, Transport};
 use netlink::{Error, Refusal};
 
-use super::message::frame;
-use super::sys::*;
+use crate::message::frame;
+use crate::sys::*;
 
 /// Sends the messages that `fill` adds as one transaction. Returns the kernel's first refusal, if any.
 ///

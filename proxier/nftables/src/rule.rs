@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::value::{Value, protocol_name};
+use crate::value::{Value, protocol_name};
 use net::{Family, Networks, Protocol};
 
 /// A rule. The kernel executes its statements in order, until one does not match.

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::elements::Element;
-use super::key::Key;
-use super::rule::Rule;
-use super::set::Set;
-use super::table::Hook;
+use crate::elements::Element;
+use crate::key::Key;
+use crate::rule::Rule;
+use crate::set::Set;
+use crate::table::Hook;
 
 /// A command that changes a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,18 +37,18 @@ pub enum Command {
 }
 
 /// nft's name of the family of our main table.
-pub(super) const INET: &str = "inet";
+pub(crate) const INET: &str = "inet";
 /// nft's name of the family of its companion.
-pub(super) const ARP: &str = "arp";
+pub(crate) const ARP: &str = "arp";
 
 impl Command {
     /// Returns the command for the companion of family `arp`.
-    pub(super) fn in_arp(self) -> Self {
+    pub(crate) fn in_arp(self) -> Self {
         Self::InArpTable(Box::new(self))
     }
 
     /// Returns the command as it is in the table that it concerns.
-    pub(super) fn in_its_table(&self) -> &Self {
+    pub(crate) fn in_its_table(&self) -> &Self {
         match self {
             Self::InArpTable(command) => command,
             other => other,

@@ -12,15 +12,15 @@ use netlink::attr::{Attribute, Writer, find};
 use netlink::transport::Transport;
 use rustix::io::Errno;
 
-use super::elements::Element;
-use super::expression::read_verdict;
-use super::hash;
-use super::key::Key;
-use super::message::{contents, message_type};
-use super::rule::Rule;
-use super::set::{Set, SetKind};
-use super::sys::*;
-use super::table::{Chain, Table};
+use crate::elements::Element;
+use crate::expression::read_verdict;
+use crate::hash;
+use crate::key::Key;
+use crate::message::{contents, message_type};
+use crate::rule::Rule;
+use crate::set::{Set, SetKind};
+use crate::sys::*;
+use crate::table::{Chain, Table};
 
 /// Reads the table `name`; `None` if it is missing or has something that our tables never have.
 ///
@@ -30,7 +30,7 @@ use super::table::{Chain, Table};
 ///
 /// # Errors
 /// Those of the socket and of the dumps.
-pub(super) fn read(
+pub(crate) fn read(
     transport: &mut Transport,
     name: &str,
     wanted: &Table,
@@ -92,7 +92,7 @@ fn read_family(
 ///
 /// # Errors
 /// Those of the socket and of the kernel, except `ENOENT`.
-pub(super) fn flags(
+pub(crate) fn flags(
     transport: &mut Transport,
     family: u8,
     name: &str,
@@ -117,7 +117,7 @@ pub(super) fn flags(
 
 /// Returns the userdata by which our rule is recognised: an item that nft ignores, with the rule's
 /// hash.
-pub(super) fn userdata(rule: &Rule) -> [u8; 10] {
+pub(crate) fn userdata(rule: &Rule) -> [u8; 10] {
     /// A kind without a meaning in libnftnl, which counts its own from 0.
     const KIND: u8 = 0xf0;
     let mut bytes = [KIND, 8, 0, 0, 0, 0, 0, 0, 0, 0];
