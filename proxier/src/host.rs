@@ -1,10 +1,15 @@
-//! What this program shares a machine with: the rules of other programs in the packet filter.
+//! What shares the machine with this program: kernel settings, other network programs, their rules, and what
+//! kube-proxy left.
 
 pub(crate) mod foreign_chains;
+pub(crate) mod ipset;
 mod iptables_legacy;
 mod listing;
 mod mark_chain;
+pub(crate) mod neighbours;
+pub(crate) mod predecessor;
 mod removal;
+pub(crate) mod sysctl;
 
 pub(crate) use foreign_chains::ForeignHook;
 pub use foreign_chains::{ChainReport, ForeignChains, Treatment, Treatments};

@@ -172,7 +172,7 @@ pub mod sync {
 
 pub mod sysctl {
     //! Kernel settings.
-    pub use crate::sysctl::{KernelVersion, Roots, SysctlConfig, desired_settings};
+    pub use crate::host::sysctl::{KernelVersion, Roots, SysctlConfig, desired_settings};
 }
 
 pub mod watch {

@@ -27,14 +27,14 @@ use crate::dataplane::companion::Companion;
 use crate::dataplane::linux::{Linux, monitor};
 use crate::events::EventTimes;
 use crate::filter::FilterConfig;
+use crate::host::predecessor::MarkChainUse;
+use crate::host::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
 use crate::host::{ForeignChains, MarkChains, foreign_chains};
 use crate::instruments::{self, Exporter};
 use crate::namespace_lock::NamespaceLock;
 use crate::plan::{PlanConfig, ServiceAddresses};
-use crate::predecessor::MarkChainUse;
 use crate::serve::{self, BindFailures, OnBindFailure, Sources};
 use crate::sync::Proxier;
-use crate::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
 use crate::watch::Watch;
 
 /// Flags of `run`.

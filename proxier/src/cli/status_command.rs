@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::{Output, ServiceAddressesFlag, StateFlags, json, print};
 use crate::clock;
 use crate::dataplane::linux::Linux;
+use crate::host::neighbours::{self, Neighbour, Traces};
 use crate::ledger::Ledger;
-use crate::neighbours::{self, Neighbour, Traces};
 use crate::report::{JsonReport, KernelTable, table};
 
 /// Flags of `status`.

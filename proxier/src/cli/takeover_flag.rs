@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 
 use super::Setup;
 use crate::daemon::Takeover;
-use crate::predecessor::{LeftoverClient, MarkChainUse};
+use crate::host::predecessor::{LeftoverClient, MarkChainUse};
 
 /// The flag about the leftovers of kube-proxy.
 #[derive(Args, Debug)]

@@ -12,9 +12,9 @@ use super::resolve::Resolved;
 use super::validate::network_of;
 use super::{Configuration, GoDuration, gates};
 use crate::filter::{LocalMode, MarkBit};
+use crate::host::sysctl::{Conntrack, SysctlConfig};
 use crate::model::Cidr;
 use crate::plan::NodePortAddresses;
-use crate::sysctl::{Conntrack, SysctlConfig};
 use crate::watch::Encoding;
 
 /// The settings that commands use. Every value is valid.

@@ -12,12 +12,12 @@ use super::address_repairs;
 use crate::conditions::{Coverage, LastingConditions};
 use crate::conntrack::Swept;
 use crate::dataplane::{Dataplane, Failure};
+use crate::host::sysctl;
 use crate::host::{ChainReport, ForeignHook, MarkReport};
 use crate::op::Op;
 use crate::problem::Problem;
 use crate::report::NamedOp;
 use crate::sync::{Applied, Proxier};
-use crate::sysctl;
 use nftables::Tampering;
 
 /// The maximum number of Ops of a round that are logged at level `info`. If a round has more, all its Ops

@@ -14,7 +14,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::predecessor::{LeftoverClient, Leftovers, legacy, signs};
+use crate::host::predecessor::{LeftoverClient, Leftovers, legacy, signs};
 
 /// The pause before a second look at leftovers that were just removed.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -275,7 +275,7 @@ impl Takeover {
 mod tests {
     use super::*;
     use crate::host::TableName;
-    use crate::ipset::IpSet;
+    use crate::host::ipset::IpSet;
 
     const QUIET: Duration = Duration::from_secs(35);
 

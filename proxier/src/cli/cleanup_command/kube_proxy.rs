@@ -9,9 +9,9 @@ use ipvs_netlink as ipvs;
 
 use super::Cleanup;
 use crate::dataplane::{Dataplane as _, Failure};
+use crate::host::predecessor::legacy;
 use crate::model::Cidr;
 use crate::op::Op;
-use crate::predecessor::legacy;
 
 /// The number of attempts. The kernel lowers the count of an ipset's uses some time after it removed a rule.
 const TRIES: u32 = 20;

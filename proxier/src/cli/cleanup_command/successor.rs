@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use crate::host::predecessor::Leftovers;
+use crate::host::predecessor::signs::Sign;
 use crate::model::Family;
 use crate::observed::LocalAddresses;
 use crate::op::AddressForm;
-use crate::predecessor::Leftovers;
-use crate::predecessor::signs::Sign;
 
 /// The default ports of kube-proxy's servers.
 pub(super) const PORTS: [u16; 2] = [10_256, 10_249];
@@ -52,7 +52,7 @@ pub(super) fn find(local: &LocalAddresses, found: &Leftovers, sign: Option<Sign>
 mod tests {
     use super::*;
     use crate::host::ChainName;
-    use crate::ipset::IpSet;
+    use crate::host::ipset::IpSet;
 
     const FOUR: &str = "10.96.0.1";
     const SIX: &str = "fd00::1";

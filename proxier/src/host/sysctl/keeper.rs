@@ -193,7 +193,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sysctl::{DesiredValue, KernelVersion, SysctlConfig, desired_settings};
+    use crate::host::sysctl::{DesiredValue, KernelVersion, SysctlConfig, desired_settings};
 
     fn sandbox() -> (tempfile::TempDir, Roots) {
         let directory = tempfile::tempdir().unwrap();

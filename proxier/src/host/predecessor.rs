@@ -15,8 +15,8 @@
 
 use netlink::Result;
 
+use crate::host::ipset::{IpSet, IpSetClient};
 use crate::host::{Belongings, ChainName, ProgramRules, RulesRemover, TableName};
-use crate::ipset::{IpSet, IpSetClient};
 use crate::model::Family;
 
 pub(crate) mod legacy;
