@@ -30,10 +30,10 @@ use crate::filter::FilterConfig;
 use crate::host::predecessor::MarkChainUse;
 use crate::host::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
 use crate::host::{ForeignChains, MarkChains, foreign_chains};
-use crate::instruments::{self, Exporter};
 use crate::namespace_lock::NamespaceLock;
+use crate::observe::instruments::{self, Exporter};
+use crate::observe::serve::{self, BindFailures, OnBindFailure, Sources};
 use crate::plan::{PlanConfig, ServiceAddresses};
-use crate::serve::{self, BindFailures, OnBindFailure, Sources};
 use crate::sync::Proxier;
 use crate::watch::Watch;
 

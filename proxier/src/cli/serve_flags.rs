@@ -8,11 +8,11 @@ use serde_json::json;
 
 use super::{DurationFlag, Setup};
 use crate::config::{Configuration, Resolved};
-use crate::health::Limits;
-use crate::instruments::Exporter;
 use crate::model::Family;
-use crate::serve::{OnBindFailure, ProcessInfo, Scraper, ServeConfig};
-use crate::traffic::Owners;
+use crate::observe::health::Limits;
+use crate::observe::instruments::Exporter;
+use crate::observe::serve::{OnBindFailure, ProcessInfo, Scraper, ServeConfig};
+use crate::observe::traffic::Owners;
 
 /// Flags about the HTTP servers that kube-proxy does not have.
 #[derive(Args, Debug)]

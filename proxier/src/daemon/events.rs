@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use crate::dataplane::Failure;
 use crate::events::{self, Notice};
+use crate::observe::serve::BindFailures;
 use crate::problem::Problem;
-use crate::serve::BindFailures;
 use crate::sync::Applied;
 use crate::watch::Watch;
 

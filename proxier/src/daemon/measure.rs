@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime};
 use metrics::{counter, gauge};
 
 use crate::dataplane::Dataplane;
-use crate::instruments::{FAMILIES, family_name};
 use crate::model::{Family, TrafficPolicy};
+use crate::observe::instruments::{FAMILIES, family_name};
 use crate::op::Op;
 use crate::plan::{Availability, Desired, Scope};
 use crate::problem::Problem;

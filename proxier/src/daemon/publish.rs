@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::dataplane::Dataplane;
-use crate::health::{Board, NodeState};
-use crate::serve::HealthCheckPorts;
+use crate::observe::health::{Board, NodeState};
+use crate::observe::serve::HealthCheckPorts;
+use crate::observe::traffic::Owners;
 use crate::sync::Proxier;
-use crate::traffic::Owners;
 
 /// Publishes health and health checks. Each publication costs a lock and a copy of the changes.
 #[derive(Debug)]

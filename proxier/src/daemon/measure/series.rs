@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-use crate::instruments::{FAMILIES, family_name};
 use crate::model::Family;
+use crate::observe::instruments::{FAMILIES, family_name};
 
 /// The series of each family.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 //!
 //! `docs/metrics.md` explains them; a test compares it with [`table::ALL`]. Other modules record values
 //! with the macros of the crate `metrics`, which cost nothing without a recorder. The counters of
-//! virtual servers are not here: [`crate::traffic`] reads them from the kernel at each scrape.
+//! virtual servers are not here: [`crate::observe::traffic`] reads them from the kernel at each scrape.
 
 mod deferred;
 mod process;
@@ -150,7 +150,7 @@ mod tests {
 
     /// Returns the rows of the page's tables: name, type, labels.
     fn documented() -> Vec<(String, String, String)> {
-        let page = include_str!("../docs/metrics.md");
+        let page = include_str!("../../docs/metrics.md");
         let rows = page.lines().filter(|line| line.starts_with("| `"));
         let cell = |text: &str| text.trim().replace('`', "");
         rows.map(|row| {
@@ -165,7 +165,7 @@ mod tests {
         let mut listed: Vec<_> = ALL
             .iter()
             .chain(process::METRICS)
-            .chain(crate::traffic::METRICS)
+            .chain(crate::observe::traffic::METRICS)
             .map(|metric| {
                 let kind = match metric.kind {
                     InstrumentKind::Counter => "counter",
@@ -187,7 +187,7 @@ mod tests {
         for metric in ALL
             .iter()
             .chain(process::METRICS)
-            .chain(crate::traffic::METRICS)
+            .chain(crate::observe::traffic::METRICS)
         {
             let name = metric.name;
             // kube-proxy has gauges that end in `_total`; their names must stay.

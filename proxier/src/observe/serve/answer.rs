@@ -145,10 +145,10 @@ mod tests {
     use http_body_util::BodyExt as _;
 
     use super::*;
-    use crate::health::{ApiView, Facts, Limits, NodeState};
     use crate::model::ObjectName;
+    use crate::observe::health::{ApiView, Facts, Limits, NodeState};
+    use crate::observe::serve::ProcessInfo;
     use crate::plan::HealthCheck;
-    use crate::serve::ProcessInfo;
 
     const LIMITS: Limits = Limits {
         freshness: Duration::from_secs(60),

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 
-use crate::traffic::{Displaced, TrafficText};
+use crate::observe::traffic::{Displaced, TrafficText};
 
 /// A text, and the traffic of Services behind it, which is made in pieces while the client reads.
 #[derive(Debug)]

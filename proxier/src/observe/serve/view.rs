@@ -11,8 +11,8 @@ use super::bind_failures::BindFailures;
 use super::scrape::Scraper;
 use super::{ServeConfig, Sources};
 use crate::clock;
-use crate::health::{ApiView, Facts, HealthVerdict, Limits};
 use crate::model::Family;
+use crate::observe::health::{ApiView, Facts, HealthVerdict, Limits};
 use crate::plan::HealthCheck;
 use crate::watch;
 

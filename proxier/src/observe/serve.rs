@@ -37,7 +37,7 @@ use tokio::sync::oneshot;
 use self::answer::Site;
 use self::listener::HttpService;
 use self::pool::ConnectionPool;
-use crate::health::{Board, Limits};
+use crate::observe::health::{Board, Limits};
 use crate::watch::StatusReader;
 
 pub(crate) use self::bind_failures::BindFailures;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ipvs_netlink as ipvs;
 
 use super::{Displaced, HeldTraffic, Owner};
-use crate::instruments::{Instrument, InstrumentKind, write_head};
+use crate::observe::instruments::{Instrument, InstrumentKind, write_head};
 use crate::plan::FrontendKind;
 
 /// The size of a piece of text in bytes; the last line may exceed it.
@@ -262,7 +262,7 @@ fn labels(key: &ipvs::ServiceKey, owner: &Owner) -> String {
 mod tests {
     use super::*;
     use crate::model::{ObjectName, ServicePortName};
-    use crate::traffic::ReadPages;
+    use crate::observe::traffic::ReadPages;
 
     fn entry(last: u8, connections: u64) -> ipvs::ServiceEntry {
         let key = ipvs::ServiceKey::Address {

@@ -10,8 +10,8 @@ use metrics::{counter, gauge};
 
 use super::body::AnswerBody;
 use crate::dataplane::linux::CounterReader;
-use crate::instruments::Exporter;
-use crate::traffic::{self, HeldTraffic, Owners, ReadPages, Traffic, TrafficText};
+use crate::observe::instruments::Exporter;
+use crate::observe::traffic::{self, HeldTraffic, Owners, ReadPages, Traffic, TrafficText};
 use crate::watch;
 
 /// The age up to which a page is served again.
