@@ -140,16 +140,16 @@ pub mod problem {
 
 pub mod shadow {
     //! A comparison of the present table with the plan, and its output.
-    pub use crate::shadow::{Compared, Comparison};
+    pub use crate::explain::shadow::{Compared, Comparison};
 
     /// Returns what would change, as text.
     pub fn changes(comparison: &Comparison) -> String {
-        crate::report::changes(comparison)
+        crate::explain::report::changes(comparison)
     }
 
     /// Returns what the present table gets wrong, as text.
     pub fn findings(comparison: &Comparison) -> String {
-        crate::report::findings(comparison)
+        crate::explain::report::findings(comparison)
     }
 }
 

@@ -21,6 +21,7 @@ use crate::clock;
 use crate::dataplane::Dataplane as _;
 use crate::dataplane::answer_path::AnswerPath;
 use crate::dataplane::linux::Linux;
+use crate::explain::report::NamedOp;
 use crate::filter;
 use crate::host::predecessor::{LeftoverClient, MarkChainUse, signs};
 use crate::host::{self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments};
@@ -29,7 +30,6 @@ use crate::model::Cidr;
 use crate::namespace_lock::NamespaceLock;
 use crate::op::{AddressForm, Op};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use crate::report::NamedOp;
 use crate::sync::{Outcomes, Proxier};
 use successor::Successor;
 

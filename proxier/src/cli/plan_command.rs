@@ -13,10 +13,10 @@ use crate::clock;
 use crate::daemon::{Daemon, Periods, QUEUE_LENGTH};
 use crate::dataplane::Dataplane;
 use crate::dataplane::fake::FakeKernel;
+use crate::explain::report::{self, JsonChanges, JsonFindings, JsonReport, NamedOp};
+use crate::explain::shadow::{Compared, Comparison};
 use crate::filter::{self, Filter};
 use crate::ledger::LedgerFile;
-use crate::report::{self, JsonChanges, JsonFindings, JsonReport, NamedOp};
-use crate::shadow::{Compared, Comparison};
 use crate::sync::{Preview, Proxier};
 
 /// Flags of `plan`.

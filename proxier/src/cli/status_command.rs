@@ -8,9 +8,9 @@ use serde::Serialize;
 use super::{Output, ServiceAddressesFlag, StateFlags, json, print};
 use crate::clock;
 use crate::dataplane::linux::Linux;
+use crate::explain::report::{JsonReport, KernelTable, table};
 use crate::host::neighbours::{self, Neighbour, Traces};
 use crate::ledger::Ledger;
-use crate::report::{JsonReport, KernelTable, table};
 
 /// Flags of `status`.
 #[derive(Args, Debug)]

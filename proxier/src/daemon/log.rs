@@ -12,11 +12,11 @@ use super::address_repairs;
 use crate::conditions::{Coverage, LastingConditions};
 use crate::conntrack::Swept;
 use crate::dataplane::{Dataplane, Failure};
+use crate::explain::report::NamedOp;
 use crate::host::sysctl;
 use crate::host::{ChainReport, ForeignHook, MarkReport};
 use crate::op::Op;
 use crate::problem::Problem;
-use crate::report::NamedOp;
 use crate::sync::{Applied, Proxier};
 use nftables::Tampering;
 

@@ -1,0 +1,4 @@
+//! Explains the plan and its differences from the kernel, as text and JSON.
+
+pub(crate) mod report;
+pub(crate) mod shadow;
