@@ -13,11 +13,11 @@ use crate::config::{NodeSettings, Resolved};
 use crate::daemon::Message;
 use crate::dataplane::Failure;
 use crate::dataplane::linux::Linux;
-use crate::events::EventTimes;
 use crate::ledger::{LedgerFile, LedgerLock, LockError};
 use crate::model::Cidr;
 use crate::plan::{self, PlanConfig};
-use crate::watch::Watch;
+use crate::sources::events::EventTimes;
+use crate::sources::watch::Watch;
 
 use dataplane_flags::DataplaneKind;
 use packet_flags::PacketFlags;

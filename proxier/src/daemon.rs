@@ -18,15 +18,15 @@ use crate::dataplane::Dataplane;
 use crate::filter::Filter;
 use crate::host::sysctl::{Keeper, Roots, Setting};
 use crate::host::{ForeignChains, MarkChains};
-use crate::manifests::Loaded;
 use crate::observe::health::Board;
 use crate::observe::serve::{BindFailures, HealthCheckPorts};
 use crate::observe::traffic::Owners;
 use crate::problem::Problem;
+use crate::sources::manifests::Loaded;
+use crate::sources::watch::{self, NodeScope, Watch};
 use crate::store::Event;
 use crate::sync::{Applied, Extent, Proxier};
 use crate::timer::Timer;
-use crate::watch::{self, NodeScope, Watch};
 use nftables::Tampering;
 
 mod address_repairs;

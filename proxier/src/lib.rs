@@ -6,7 +6,7 @@
 //!    objects      the model               (pure)   (pure)   (syscalls)
 //! ```
 //!
-//! Objects of the API server follow the same path; [`watch`] then replaces `manifests`. [`sync`] runs
+//! Objects of the API server follow the same path; [`sources::watch`] then replaces `manifests`. [`sync`] runs
 //! one round, from the plan to the dataplane. Bad input becomes a [`problem::Problem`], which affects
 //! only its own object and never stops a round.
 //! `ARCHITECTURE.md` has the map and the invariants.
@@ -31,15 +31,12 @@ mod dataplane;
 mod definition;
 mod destinations;
 mod diff;
-mod events;
 mod explain;
 mod filter;
-mod follow;
 mod frontend;
 mod host;
 mod joined;
 mod ledger;
-mod manifests;
 mod marks;
 mod model;
 mod namespace_lock;
@@ -53,12 +50,12 @@ mod plan;
 mod problem;
 mod relay;
 mod retry;
+mod sources;
 mod split_map;
 mod store;
 mod sync;
 pub mod testing;
 mod timer;
-mod watch;
 mod yaml;
 
 pub use cli::Cli;

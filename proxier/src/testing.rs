@@ -72,7 +72,7 @@ pub mod diff {
 
 pub mod events {
     //! Events of the API server.
-    pub use crate::events::{EventTimes, Notice, Occurrence, Regarding, Severity};
+    pub use crate::sources::events::{EventTimes, Notice, Occurrence, Regarding, Severity};
 }
 
 pub mod filter {
@@ -92,7 +92,7 @@ pub mod ledger {
 
 pub mod manifests {
     //! Objects from files.
-    pub use crate::manifests::{Allocated, Error, Loaded, Options, load, parse, reload};
+    pub use crate::sources::manifests::{Allocated, Error, Loaded, Options, load, parse, reload};
 }
 
 pub mod marks {
@@ -177,7 +177,7 @@ pub mod sysctl {
 
 pub mod watch {
     //! The client of the API server.
-    pub use crate::watch::{
+    pub use crate::sources::watch::{
         Encoding, FollowState, NodeScope, ServerLocation, Status, Timeouts, Watch, WatchConfig,
         WatchMessage, start,
     };

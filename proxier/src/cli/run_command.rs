@@ -25,7 +25,6 @@ use crate::daemon::{Daemon, Message, Periods, QUEUE_LENGTH};
 use crate::dataplane::Dataplane;
 use crate::dataplane::companion::Companion;
 use crate::dataplane::linux::{Linux, monitor};
-use crate::events::EventTimes;
 use crate::filter::FilterConfig;
 use crate::host::predecessor::MarkChainUse;
 use crate::host::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
@@ -34,8 +33,9 @@ use crate::namespace_lock::NamespaceLock;
 use crate::observe::instruments::{self, Exporter};
 use crate::observe::serve::{self, BindFailures, OnBindFailure, Sources};
 use crate::plan::{PlanConfig, ServiceAddresses};
+use crate::sources::events::EventTimes;
+use crate::sources::watch::Watch;
 use crate::sync::Proxier;
-use crate::watch::Watch;
 
 /// Flags of `run`.
 #[derive(Args, Debug)]

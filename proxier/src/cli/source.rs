@@ -10,10 +10,10 @@ use clap::{Args, ValueEnum};
 use super::dataplane_flags::DataplaneKind;
 use crate::config::NodeSettings;
 use crate::daemon::Message;
-use crate::events::EventTimes;
 use crate::model::Cidr;
-use crate::watch::{self, NodeScope, Watch};
-use crate::{follow, manifests};
+use crate::sources::events::EventTimes;
+use crate::sources::watch::{self, NodeScope, Watch};
+use crate::{sources::follow, sources::manifests};
 
 /// Flags that choose the source of objects: an API server, or manifests.
 #[derive(Args, Debug)]

@@ -2,7 +2,7 @@
 
 use super::ClientConnectionSection;
 use super::origin::Origins;
-use crate::watch::Encoding;
+use crate::sources::watch::Encoding;
 
 impl ClientConnectionSection {
     /// Returns the encoding that responses should have; JSON if no known one is named.

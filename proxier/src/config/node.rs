@@ -15,7 +15,7 @@ use crate::filter::{LocalMode, MarkBit};
 use crate::host::sysctl::{Conntrack, SysctlConfig};
 use crate::model::Cidr;
 use crate::plan::NodePortAddresses;
-use crate::watch::Encoding;
+use crate::sources::watch::Encoding;
 
 /// The settings that commands use. Every value is valid.
 #[derive(Clone, Debug, PartialEq)]

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::dataplane::{Dataplane, Failure};
+use crate::sources::watch::NodeScope;
 use crate::store::Snapshot;
 use crate::sync::Proxier;
-use crate::watch::NodeScope;
 
 /// The longest time that the first round waits for Node objects.
 pub(super) const NODE_PATIENCE: Duration = Duration::from_secs(5);

@@ -11,10 +11,10 @@ use super::*;
 use crate::dataplane::fake::FakeKernel;
 use crate::filter::FilterConfig;
 use crate::ledger::LedgerFile;
-use crate::manifests::{self, Options};
 use crate::model::ObjectName;
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 use crate::problem::{self, MAX_PROBLEMS, Problem};
+use crate::sources::manifests::{self, Options};
 use crate::store::{ObjectList, Parsed, Update};
 
 fn config() -> PlanConfig {

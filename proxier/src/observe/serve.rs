@@ -38,7 +38,7 @@ use self::answer::Site;
 use self::listener::HttpService;
 use self::pool::ConnectionPool;
 use crate::observe::health::{Board, Limits};
-use crate::watch::StatusReader;
+use crate::sources::watch::StatusReader;
 
 pub(crate) use self::bind_failures::BindFailures;
 pub(crate) use self::health_ports::HealthCheckPorts;

@@ -8,8 +8,8 @@ use ipvs_netlink as ipvs;
 
 use super::*;
 use crate::dataplane::fake::{FakeKernel, Fault};
-use crate::manifests::{self, Options};
 use crate::plan::{NodePortAddresses, ServiceAddresses};
+use crate::sources::manifests::{self, Options};
 use crate::store::Update;
 use nftables::{Key, Table};
 

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::answer::Site;
-use crate::events::{Notice, Regarding};
 use crate::model::ObjectName;
+use crate::sources::events::{Notice, Regarding};
 
 /// The present failures. The servers write them; the daemon reports them after each round.
 ///

@@ -12,7 +12,7 @@ use super::body::AnswerBody;
 use crate::dataplane::linux::CounterReader;
 use crate::observe::instruments::Exporter;
 use crate::observe::traffic::{self, HeldTraffic, Owners, ReadPages, Traffic, TrafficText};
-use crate::watch;
+use crate::sources::watch;
 
 /// The age up to which a page is served again.
 ///

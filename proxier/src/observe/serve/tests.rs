@@ -9,12 +9,12 @@ use lab::net::unused_port;
 
 use super::*;
 use crate::clock;
-use crate::events::{Notice, Regarding};
 use crate::model::{Family, ObjectName};
 use crate::observe::health::NodeState;
 use crate::observe::instruments::Exporter;
 use crate::observe::traffic::Owners;
 use crate::plan::HealthCheck;
+use crate::sources::events::{Notice, Regarding};
 
 /// Servers at unused ports of 127.0.0.1.
 struct Running {

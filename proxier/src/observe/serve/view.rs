@@ -14,7 +14,7 @@ use crate::clock;
 use crate::model::Family;
 use crate::observe::health::{ApiView, Facts, HealthVerdict, Limits};
 use crate::plan::HealthCheck;
-use crate::watch;
+use crate::sources::watch;
 
 /// How often samples of histograms move into their buckets.
 const UPKEEP_PAUSE: Duration = Duration::from_secs(5);

@@ -56,8 +56,8 @@ use self::follower::Follower;
 use self::resource::{EndpointSlices, Nodes, OwnNode, ServiceCidrs, Services};
 use self::shared::Shared;
 use self::status::StatusBoard;
-use crate::events::{EventBook, EventTimes, Notice};
 use crate::problem::Problem;
+use crate::sources::events::{EventBook, EventTimes, Notice};
 use crate::store::Event;
 
 pub use self::encoding::Encoding;

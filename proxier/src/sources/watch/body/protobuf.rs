@@ -16,7 +16,7 @@ const MAGIC: [u8; 4] = *b"k8s\0";
 const RAW: u32 = 2;
 
 /// Returns the object in the envelope that follows the magic number.
-pub(in crate::watch) fn unwrap_object(bytes: &[u8]) -> Result<&[u8], ProtobufError> {
+pub(in crate::sources::watch) fn unwrap_object(bytes: &[u8]) -> Result<&[u8], ProtobufError> {
     let envelope = bytes.strip_prefix(&MAGIC).ok_or(ProtobufError::Magic)?;
     first_field(envelope, RAW)
 }
@@ -27,7 +27,7 @@ pub(in crate::watch) fn unwrap_object(bytes: &[u8]) -> Result<&[u8], ProtobufErr
 /// its length and does not parse it, so a malformed item affects no other item. An item larger than
 /// [`MAX_OBJECT`] is truncated.
 #[derive(Debug, Default)]
-pub(in crate::watch) struct ItemSplitter {
+pub(in crate::sources::watch) struct ItemSplitter {
     place: Place,
     /// The bytes of the magic number, or of the head of a field, that is incomplete.
     head: Vec<u8>,
@@ -189,7 +189,7 @@ impl ItemSplitter {
 ///
 /// Buffers only the incomplete frame. All other frames stay where they arrived.
 #[derive(Debug, Default)]
-pub(in crate::watch) struct FrameSplitter {
+pub(in crate::sources::watch) struct FrameSplitter {
     /// The frame that is incomplete, or that was returned last, with its length.
     partial: Vec<u8>,
     /// Whether `partial` was returned.

@@ -9,7 +9,7 @@ const MOST: usize = 16;
 
 /// The addresses of the last connections that were opened. Clones are the same value.
 #[derive(Clone, Debug, Default)]
-pub(in crate::watch) struct ReachedServers(Arc<Mutex<Inner>>);
+pub(in crate::sources::watch) struct ReachedServers(Arc<Mutex<Inner>>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -34,7 +34,7 @@ impl ReachedServers {
     }
 
     /// Returns the addresses.
-    pub(in crate::watch) fn addresses(&self) -> Arc<BTreeSet<IpAddr>> {
+    pub(in crate::sources::watch) fn addresses(&self) -> Arc<BTreeSet<IpAddr>> {
         self.lock().all.clone()
     }
 

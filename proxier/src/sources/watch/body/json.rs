@@ -10,7 +10,7 @@ use super::{KEPT, MAX_ENVELOPE, MAX_OBJECT, NotAList, TooLong};
 /// end of an element by its brackets and does not parse the element. So a malformed element whose brackets
 /// match affects no other element. An element larger than [`MAX_OBJECT`] is truncated.
 #[derive(Debug, Default)]
-pub(in crate::watch) struct ListSplitter {
+pub(in crate::sources::watch) struct ListSplitter {
     /// The number of open brackets.
     depth: usize,
     /// Set inside a string: whether its next character is escaped.
@@ -147,7 +147,7 @@ impl ListSplitter {
 ///
 /// Buffers only the incomplete line. All other lines stay where they arrived.
 #[derive(Debug, Default)]
-pub(in crate::watch) struct LineSplitter {
+pub(in crate::sources::watch) struct LineSplitter {
     /// The line that is incomplete, or that was returned last.
     partial: Vec<u8>,
     /// Whether `partial` was returned.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Sleep, sleep};
 
 /// The number of parts in which a limit is measured.
-pub(in crate::watch) const PARTS: u32 = 4;
+pub(in crate::sources::watch) const PARTS: u32 = 4;
 
 /// Detects that a response has sent nothing for a time.
 ///

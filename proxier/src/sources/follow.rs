@@ -12,7 +12,7 @@ use tracing::Level;
 use crate::clock;
 use crate::conditions::{Coverage, LastingConditions};
 use crate::daemon::Message;
-use crate::manifests::{self, Allocated, Loaded};
+use crate::sources::manifests::{self, Allocated, Loaded};
 
 /// How often the files' metadata is read.
 const POLL: Duration = Duration::from_secs(1);

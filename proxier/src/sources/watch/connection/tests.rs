@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 use super::*;
-use crate::watch::backoff::Reach;
+use crate::sources::watch::backoff::Reach;
 
 /// Returns the failure of a request to this server.
 fn failure(master: String) -> RequestFailure {

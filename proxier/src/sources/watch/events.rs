@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::connection::{Connection, Outgoing};
 use super::failure::RequestFailure;
 use crate::clock;
-use crate::events::{EventBook, EventTimes, Notice, Regarding, Task, series};
+use crate::sources::events::{EventBook, EventTimes, Notice, Regarding, Task, series};
 
 /// The longest response that is read, in bytes.
 const MAX_BODY: usize = 64 << 10;

@@ -1,0 +1,6 @@
+//! Where objects come from: an API server, or files. Events go back to the API server.
+
+pub(crate) mod events;
+pub(crate) mod follow;
+pub(crate) mod manifests;
+pub(crate) mod watch;
