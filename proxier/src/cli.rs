@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{NodeSettings, Resolved};
+use crate::cli::config::{NodeSettings, Resolved};
 use crate::daemon::Message;
 use crate::dataplane::Failure;
 use crate::dataplane::linux::Linux;
@@ -26,6 +26,7 @@ use source::SourceFlags;
 
 mod arp_flag;
 mod cleanup_command;
+pub(crate) mod config;
 mod config_file;
 mod dataplane_flags;
 mod foreign_chain_flags;

@@ -24,7 +24,6 @@ mod api;
 mod cli;
 mod clock;
 mod conditions;
-mod config;
 mod conntrack;
 mod daemon;
 mod dataplane;

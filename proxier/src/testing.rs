@@ -17,7 +17,7 @@ pub mod api {
 
 pub mod config {
     //! kube-proxy's configuration.
-    pub use crate::config::{Effect, FIELDS, FLAGS, Field, Flag};
+    pub use crate::cli::config::{Effect, FIELDS, FLAGS, Field, Flag};
 }
 
 pub mod conntrack {

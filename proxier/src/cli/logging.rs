@@ -8,7 +8,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::fmt::format::{self, FormatFields, Writer};
 
-use crate::config::{LogFormat, Logging};
+use crate::cli::config::{LogFormat, Logging};
 use crate::one_line::OneLine;
 
 mod json;

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::arp_flag::ArpFlag;
 use super::foreign_chain_flags::InputDropFlags;
-use crate::config::NodeSettings;
+use crate::cli::config::NodeSettings;
 use crate::filter::FilterConfig;
 
 /// Flags about packet rules that kube-proxy does not have.

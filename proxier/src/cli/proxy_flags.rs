@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
-use crate::config::{self, Effect, FLAGS, Flag, FlagValues, Resolved};
+use crate::cli::config::{self, Effect, FLAGS, Flag, FlagValues, Resolved};
 
 /// The greatest number of bytes that are read of a configuration file: more than the parser
 /// accepts, so that it reports a file that is too long.

@@ -20,7 +20,7 @@ use super::takeover_flag::TakeoverFlag;
 use super::{
     ExcludeFlags, NodeFlags, Setup, StateFlags, cleanup_command, config_file, print, process,
 };
-use crate::config::Resolved;
+use crate::cli::config::Resolved;
 use crate::daemon::{Daemon, Message, Periods, QUEUE_LENGTH};
 use crate::dataplane::Dataplane;
 use crate::dataplane::companion::Companion;

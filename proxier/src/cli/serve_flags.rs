@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::{DurationFlag, Setup};
-use crate::config::{Configuration, Resolved};
+use crate::cli::config::{Configuration, Resolved};
 use crate::model::Family;
 use crate::observe::health::Limits;
 use crate::observe::instruments::Exporter;

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
 use super::dataplane_flags::DataplaneKind;
-use crate::config::NodeSettings;
+use crate::cli::config::NodeSettings;
 use crate::daemon::Message;
 use crate::model::Cidr;
 use crate::sources::events::EventTimes;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{BOOLEAN, DURATION, INTEGER, LEVEL, SIZE, Slot};
-use crate::config::go::{self, GoDuration, Quantity};
-use crate::config::{FilePattern, FlushFrequency};
+use crate::cli::config::go::{self, GoDuration, Quantity};
+use crate::cli::config::{FilePattern, FlushFrequency};
 
 /// Why a value is invalid. The text follows the name of the setting.
 type Reason = String;

@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 
 use super::{BOOLEAN, DURATION, INTEGER, LEVEL, SIZE, Slot};
-use crate::config::go::{GoDuration, Quantity};
-use crate::config::tree::{YamlNode, YamlValue};
-use crate::config::{FilePattern, FlushFrequency};
+use crate::cli::config::go::{GoDuration, Quantity};
+use crate::cli::config::tree::{YamlNode, YamlValue};
+use crate::cli::config::{FilePattern, FlushFrequency};
 
 /// Why the value of a field is invalid.
 #[derive(Debug)]
-pub(in crate::config) struct FieldFault {
+pub(in crate::cli::config) struct FieldFault {
     /// The line of the invalid value.
-    pub(in crate::config) line: u64,
+    pub(in crate::cli::config) line: u64,
     /// The path below the field, such as `[1]`.
-    pub(in crate::config) below: String,
+    pub(in crate::cli::config) below: String,
     /// The text that follows the name of the field.
-    pub(in crate::config) reason: String,
+    pub(in crate::cli::config) reason: String,
 }
 
 impl FieldFault {
@@ -42,7 +42,7 @@ fn mistyped(tree: &YamlNode, what: &str) -> FieldFault {
 
 impl Slot<'_> {
     /// Sets the value of a field of a file.
-    pub(in crate::config) fn decode(self, tree: &YamlNode) -> Result<(), FieldFault> {
+    pub(in crate::cli::config) fn decode(self, tree: &YamlNode) -> Result<(), FieldFault> {
         if tree.value == YamlValue::Null {
             // Go leaves a value of null alone, but gives it to the parser of durations that are not
             // pointers, which rejects it.
