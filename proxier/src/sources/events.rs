@@ -13,7 +13,10 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use serde_json::{Value, json};
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::{Event, EventSeries};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
 
 use crate::model::ObjectName;
 use crate::problem::Problem;
@@ -81,7 +84,7 @@ impl Notice {
     pub fn starting(at: SystemTime) -> Self {
         Self {
             severity: Severity::Normal,
-            occurrence: Occurrence::Once(time(at)),
+            occurrence: Occurrence::Once(micro_time(at).0.to_string()),
             ..Self::node("Starting", "StartKubeProxy", "ipvs-proxier is starting")
         }
     }
@@ -165,45 +168,49 @@ impl Notice {
         (namespace.to_owned(), format!("{object}.{hash:016x}"))
     }
 
-    /// Returns the Event, as the API group `events.k8s.io/v1` has it.
+    /// Returns the Event.
     ///
     /// `uid` is the object's; without it, `kubectl describe` does not show the Event.
-    pub fn event(&self, node_name: &str, uid: Option<&str>, now: SystemTime) -> Value {
+    pub fn event(&self, node_name: &str, uid: Option<&str>, now: SystemTime) -> Event {
         let (namespace, name) = self.event_name(node_name);
-        let mut regarding = match &self.regarding {
-            // kubelet uses the name as the UID of its own Node too.
-            Regarding::Node => json!({
-                "apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_name,
-            }),
-            Regarding::Service(name) => json!({
-                "apiVersion": "v1", "kind": "Service", "namespace": name.namespace(),
-                "name": name.name(),
-            }),
-            Regarding::EndpointSlice(name) => json!({
-                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-                "namespace": name.namespace(), "name": name.name(),
-            }),
+        let (api_version, kind) = match &self.regarding {
+            Regarding::Node => ("v1", "Node"),
+            Regarding::Service(_) => ("v1", "Service"),
+            Regarding::EndpointSlice(_) => ("discovery.k8s.io/v1", "EndpointSlice"),
         };
-        if let Some(uid) = uid {
-            regarding["uid"] = json!(uid);
-        }
-        json!({
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {"namespace": namespace, "name": name},
-            "eventTime": time(now),
-            "reportingController": "ipvs-proxier.io/ipvs-proxier",
-            // The server permits 128 characters.
-            "reportingInstance": node_name.chars().take(128).collect::<String>(),
-            "regarding": regarding,
-            "type": match self.severity {
-                Severity::Normal => "Normal",
-                Severity::Warning => "Warning",
+        let (object, uid) = match &self.regarding {
+            // kubelet uses the name as the UID of its own Node too.
+            Regarding::Node => (node_name, Some(node_name)),
+            Regarding::Service(name) | Regarding::EndpointSlice(name) => (name.name(), uid),
+        };
+        let severity = match self.severity {
+            Severity::Normal => "Normal",
+            Severity::Warning => "Warning",
+        };
+        Event {
+            metadata: ObjectMeta {
+                namespace: Some(namespace),
+                name: Some(name),
+                ..ObjectMeta::default()
             },
-            "reason": self.reason,
-            "action": self.action,
-            "note": self.note,
-        })
+            event_time: Some(micro_time(now)),
+            reporting_controller: Some("ipvs-proxier.io/ipvs-proxier".into()),
+            // The server permits 128 characters.
+            reporting_instance: Some(node_name.chars().take(128).collect()),
+            regarding: Some(ObjectReference {
+                api_version: Some(api_version.into()),
+                kind: Some(kind.into()),
+                namespace: self.namespace().map(str::to_owned),
+                name: Some(object.to_owned()),
+                uid: uid.map(str::to_owned),
+                ..ObjectReference::default()
+            }),
+            type_: Some(severity.into()),
+            reason: Some(self.reason.into()),
+            action: Some(self.action.into()),
+            note: Some(self.note.clone()),
+            ..Event::default()
+        }
     }
 }
 
@@ -227,12 +234,19 @@ pub(crate) fn notices(problems: &[Problem]) -> impl Iterator<Item = Notice> {
 }
 
 /// Returns the change of an Event that was seen `count` times.
-pub(crate) fn series(count: u32, now: SystemTime) -> Value {
-    json!({"series": {"count": count, "lastObservedTime": time(now)}})
+pub(crate) fn series(count: u32, now: SystemTime) -> Event {
+    let series = EventSeries {
+        count: i32::try_from(count).unwrap_or(i32::MAX),
+        last_observed_time: micro_time(now),
+    };
+    Event {
+        series: Some(series),
+        ..Event::default()
+    }
 }
 
-fn time(at: SystemTime) -> String {
-    humantime::format_rfc3339_micros(at).to_string()
+fn micro_time(at: SystemTime) -> MicroTime {
+    MicroTime(Timestamp::try_from(at).unwrap_or_default())
 }
 
 /// Cuts a note to the server's limit.
@@ -271,6 +285,7 @@ mod tests {
         );
         assert_eq!(notice.event_name("a"), notice.event_name("b"));
         let event = notice.event("a", Some("1-2"), SystemTime::UNIX_EPOCH);
+        let event = serde_json::to_value(event).unwrap();
         assert_eq!(event["metadata"]["namespace"], "default");
         assert_eq!(event["regarding"]["uid"], "1-2");
         assert_eq!(event["eventTime"], "1970-01-01T00:00:00.000000Z");
@@ -311,7 +326,7 @@ mod tests {
         let (_, name) = notice.event_name(&"n".repeat(253));
         assert!(name.len() <= 253, "{name}");
         let event = notice.event(&"n".repeat(253), None, SystemTime::UNIX_EPOCH);
-        assert_eq!(event["reportingInstance"].as_str().unwrap().len(), 128);
+        assert_eq!(event.reporting_instance.unwrap().len(), 128);
     }
 
     #[test]

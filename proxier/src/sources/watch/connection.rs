@@ -217,13 +217,13 @@ impl<'a> Outgoing<'a> {
         method: Method,
         path: &'a str,
         media_type: &'a str,
-        body: &serde_json::Value,
+        body: Vec<u8>,
     ) -> Self {
         Self {
             method,
             path,
             accept: "application/json",
-            content: (media_type, body.to_string().into_bytes()),
+            content: (media_type, body),
         }
     }
 }

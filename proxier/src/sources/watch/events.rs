@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use http::Method;
-use serde::Deserialize;
+use k8s_openapi::api::events::v1::Event;
+use kube::core::{ObjectList, PartialObjectMeta};
 use tokio::sync::watch;
 
 use super::connection::{Connection, Outgoing};
@@ -139,9 +140,8 @@ impl<'a> EventWriter<'a> {
         let (namespace, _) = notice.event_name(self.node_name);
         let event = notice.event(self.node_name, uid.as_deref(), SystemTime::now());
         let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
-        let request = Outgoing::with_body(Method::POST, &path, "application/json", &event);
-        match self.connection.send(&request).await {
-            Ok(_) => self.book.counted(notice, 1),
+        match self.write(Method::POST, &path, &event).await {
+            Ok(()) => self.book.counted(notice, 1),
             // Another node has created the common Event, or an earlier process of this node has.
             Err(failure) if is_conflict(&failure) => {
                 self.book.exists(notice, clock::since_boot());
@@ -176,16 +176,25 @@ impl<'a> EventWriter<'a> {
         let (namespace, name) = notice.event_name(self.node_name);
         let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events/{name}");
         let change = series(count, SystemTime::now());
-        let kind = "application/merge-patch+json";
-        let request = Outgoing::with_body(Method::PATCH, &path, kind, &change);
-        match self.connection.send(&request).await {
-            Ok(_) => self.book.counted(notice, count),
+        match self.write(Method::PATCH, &path, &change).await {
+            Ok(()) => self.book.counted(notice, count),
             Err(failure) if failure.refusal().is_some_and(|refusal| refusal.code == 404) => {
                 self.book.expired(notice, clock::since_boot());
             }
             Err(failure) => return Err(failure),
         }
         Ok(())
+    }
+
+    async fn write(&self, method: Method, path: &str, event: &Event) -> Result<(), RequestFailure> {
+        let media_type = match method {
+            Method::PATCH => "application/merge-patch+json",
+            _ => "application/json",
+        };
+        let text = serde_json::to_vec(event)
+            .map_err(|error| RequestFailure::Configuration(error.to_string()))?;
+        let request = Outgoing::with_body(method, path, media_type, text);
+        self.connection.send(&request).await.map(drop)
     }
 
     /// Returns the UID of an object; `None` if it does not exist.
@@ -213,29 +222,13 @@ impl<'a> EventWriter<'a> {
         let text = response
             .text(MAX_BODY, self.connection.response_limit())
             .await?;
-        let list: NamedList = serde_json::from_slice(&text)
+        let list: ObjectList<PartialObjectMeta> = serde_json::from_slice(&text)
             .map_err(|error| RequestFailure::Malformed(error.to_string()))?;
-        Ok(list.items.into_iter().next().map(|item| item.metadata.uid))
+        Ok(list.into_iter().next().and_then(|item| item.metadata.uid))
     }
 }
 
 /// Returns whether the object to create exists already.
 fn is_conflict(failure: &RequestFailure) -> bool {
     failure.refusal().is_some_and(|refusal| refusal.code == 409)
-}
-
-/// A list of objects, of which only the UIDs are used.
-#[derive(Deserialize)]
-struct NamedList {
-    items: Vec<NamedItem>,
-}
-
-#[derive(Deserialize)]
-struct NamedItem {
-    metadata: NamedMetadata,
-}
-
-#[derive(Deserialize)]
-struct NamedMetadata {
-    uid: String,
 }
