@@ -37,6 +37,21 @@ pub(crate) use service::{ServiceSpec, parse_family};
 
 use serde::{Deserialize, Deserializer};
 
+use crate::problem::Problem;
+use crate::store::{Interner, Parsed};
+
+/// An object on the wire that has a form in the model.
+pub trait WireObject {
+    /// Its type in the model.
+    type Object;
+
+    /// Parses the object.
+    ///
+    /// # Errors
+    /// If the object has no valid name.
+    fn parse(&self, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem>;
+}
+
 /// Deserializes an object from the JSON of an API server.
 ///
 /// # Errors

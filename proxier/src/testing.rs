@@ -11,7 +11,7 @@ pub mod api {
     //! Kubernetes objects as the API server sends them.
     pub use crate::api::{
         ANNOTATIONS, EndpointSliceObject, FromProtobuf, NodeLabels, NodeObject, ProtobufError,
-        ServiceObject, from_json, from_protobuf,
+        ServiceObject, WireObject, from_json, from_protobuf,
     };
 }
 

@@ -1,7 +1,7 @@
 //! Generates the API objects of a cluster of any size.
 
 use anyhow::ensure;
-use proxier::testing::api;
+use proxier::testing::api::{self, WireObject as _};
 use proxier::testing::model::{self, ObjectName, Protocol, TrafficPolicy};
 use proxier::testing::store::{Event, Interner, ObjectList, Parsed, Update};
 use serde_json::Value;

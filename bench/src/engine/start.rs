@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use ipvs_netlink as ipvs;
 use nftables::{Command, Table};
-use proxier::testing::api;
+use proxier::testing::api::{self, WireObject as _};
 use proxier::testing::conntrack::{Stale, Swept};
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::dataplane::{Dataplane, Failure, Outcome, Portion};

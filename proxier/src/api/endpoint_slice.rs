@@ -12,11 +12,11 @@ use super::address::why_unusable_or_link_local;
 use super::first::First;
 use super::metadata::{Metadata, is_subdomain};
 use super::node::is_zone;
-use super::or_default;
 use super::parser::Parser;
 use super::scalar::Scalar;
 use super::seen::SeenValues;
 use super::service::parse_family;
+use super::{WireObject, or_default};
 use crate::model::{self, Family, Hints, Location};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
@@ -86,22 +86,21 @@ struct Hint<'a> {
     name: Scalar<'a>,
 }
 
-impl EndpointSliceObject<'_> {
-    /// Parses the object.
-    ///
+impl WireObject for EndpointSliceObject<'_> {
+    type Object = model::EndpointSlice;
+
     /// Only the first address of an endpoint is used, as in kube-proxy: the API defines no meaning for
     /// the others. A slice of type `FQDN`, of a headless Service or of no Service yields no object and no problem.
-    ///
-    /// # Errors
-    /// If the object has no valid name.
-    pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::EndpointSlice>, Problem> {
+    fn parse(&self, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem> {
         let name = self.metadata.object_name("EndpointSlice")?;
         let kind = "EndpointSlice";
         Ok(Parser::parse(kind, name, interner, |name, parser| {
             self.read(name, parser)
         }))
     }
+}
 
+impl EndpointSliceObject<'_> {
     /// Returns the Service whose Endpoints object this slice copies, if it is a copy.
     pub(crate) fn mirrored_service(&self) -> Option<&str> {
         let labels = &self.metadata.labels;

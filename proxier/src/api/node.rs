@@ -9,9 +9,9 @@ use serde::Deserialize;
 
 use super::address::why_unusable;
 use super::metadata::Metadata;
-use super::or_default;
 use super::parser::Parser;
 use super::scalar::Scalar;
+use super::{WireObject, or_default};
 use crate::model::{self, Cidr, ObjectName};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
@@ -72,12 +72,10 @@ struct NodeAddress<'a> {
     address: Scalar<'a>,
 }
 
-impl NodeObject<'_> {
-    /// Parses the object.
-    ///
-    /// # Errors
-    /// If the object has no valid name.
-    pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::Node>, Problem> {
+impl WireObject for NodeObject<'_> {
+    type Object = model::Node;
+
+    fn parse(&self, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem> {
         let name = self.metadata.cluster_object_name("Node")?;
         let labels = &self.metadata.labels;
         Ok(Parser::parse("Node", name, interner, |name, parser| {
@@ -91,7 +89,9 @@ impl NodeObject<'_> {
             })
         }))
     }
+}
 
+impl NodeObject<'_> {
     /// Parses the node's location.
     ///
     /// # Errors
@@ -151,12 +151,10 @@ impl NodeObject<'_> {
     }
 }
 
-impl NodeLabels<'_> {
-    /// Parses the object.
-    ///
-    /// # Errors
-    /// If the object has no valid name.
-    pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::NodeLocation>, Problem> {
+impl WireObject for NodeLabels<'_> {
+    type Object = model::NodeLocation;
+
+    fn parse(&self, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem> {
         let name = self.metadata.cluster_object_name("Node")?;
         let region = &self.metadata.labels.region;
         Ok(Parser::parse("Node", name, interner, |name, parser| {

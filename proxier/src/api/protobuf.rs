@@ -361,6 +361,7 @@ mod tests {
     use super::*;
     use crate::api::{
         EndpointSliceObject, NodeLabels, NodeObject, ServiceCidrObject, ServiceObject,
+        WireObject as _,
     };
 
     fn time(message: &[u8]) -> String {

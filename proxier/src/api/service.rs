@@ -12,9 +12,9 @@ use serde::de::IgnoredAny;
 pub(crate) use self::addresses::parse_family;
 use super::annotations;
 use super::metadata::Metadata;
-use super::or_default;
 use super::parser::Parser;
 use super::scalar::Scalar;
+use super::{WireObject, or_default};
 use crate::model::{self, TrafficPolicy};
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
@@ -123,21 +123,20 @@ enum ServiceType {
     ExternalName,
 }
 
-impl ServiceObject<'_> {
-    /// Parses the object.
-    ///
+impl WireObject for ServiceObject<'_> {
+    type Object = model::Service;
+
     /// A headless Service, one of type `ExternalName` and one with the label
     /// `service.kubernetes.io/service-proxy-name` of another proxy yield no object and no problem.
-    ///
-    /// # Errors
-    /// If the object has no valid name.
-    pub fn parse(&self, interner: &mut Interner) -> Result<Parsed<model::Service>, Problem> {
+    fn parse(&self, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem> {
         let name = self.metadata.object_name("Service")?;
         Ok(Parser::parse("Service", name, interner, |name, parser| {
             self.read(name, parser)
         }))
     }
+}
 
+impl ServiceObject<'_> {
     /// Returns whether the Service has cluster IPs, no matter which proxy serves it.
     pub(crate) fn has_addresses(&self) -> bool {
         let is_headless = |ip: &Scalar<'_>| ip.as_str() == Some("None");

@@ -3,10 +3,10 @@
 use serde::Deserialize;
 
 use super::metadata::Metadata;
-use super::or_default;
 use super::parser::Parser;
 use super::protobuf::{FromProtobuf, ProtobufError, ProtobufField};
 use super::scalar::Scalar;
+use super::{WireObject, or_default};
 use crate::model;
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
@@ -49,18 +49,12 @@ impl<'a> FromProtobuf<'a> for ServiceCidrSpec<'a> {
     }
 }
 
-impl ServiceCidrObject<'_> {
-    /// Parses the object.
-    ///
+impl WireObject for ServiceCidrObject<'_> {
+    type Object = model::ServiceCidr;
+
     /// A ServiceCIDR with a deletion timestamp is used like any other: its finalizer keeps it while
     /// addresses of its ranges are in use.
-    ///
-    /// # Errors
-    /// If the object has no valid name.
-    pub(crate) fn parse(
-        &self,
-        interner: &mut Interner,
-    ) -> Result<Parsed<model::ServiceCidr>, Problem> {
+    fn parse(&self, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem> {
         let name = self.metadata.cluster_object_name("ServiceCIDR")?;
         Ok(Parser::parse(
             "ServiceCIDR",

@@ -33,7 +33,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
-use proxier::testing::api;
+use proxier::testing::api::{self, WireObject as _};
 use proxier::testing::model::{ObjectName, SourceAddress};
 use proxier::testing::plan::{
     Availability, Changed, Desired, Machine, NodePortAddresses, PlanConfig, Planner,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::document::{self, ManifestObject};
 use super::kind::Object;
 use super::{Allocated, Loaded, Options, addresses, node_ports};
-use crate::api::{self, Scalar};
+use crate::api::{self, Scalar, WireObject as _};
 use crate::model::{self, ObjectName};
 use crate::problem::{Problem, Source};
 use crate::store::{Event, Interner, ObjectKind, Parsed, Update};

@@ -7,7 +7,7 @@ use super::body::{MAX_OBJECT, unwrap_object};
 use super::encoding::Encoding;
 use super::resource::Resource;
 use crate::api::protobuf::{ProtobufField, first_field, lossy};
-use crate::api::{self, FromProtobuf, ProtobufError};
+use crate::api::{self, FromProtobuf, ProtobufError, WireObject as _};
 use crate::model::ObjectName;
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
@@ -66,7 +66,7 @@ impl<'a> EncodedObject<'a> {
             false => self.decode::<R::Wire<'_>>(),
         };
         let error = match decoded {
-            Ok(wire) => return R::parse(&wire, interner),
+            Ok(wire) => return wire.parse(interner),
             Err(error) => error,
         };
         let Ok(name) = self.name() else {
@@ -160,7 +160,7 @@ impl<'a> EncodedEvent<'a> {
             }
         };
         match event_type {
-            EventType::Added => R::parse(&wire, interner).ok(),
+            EventType::Added => wire.parse(interner).ok(),
             _ => None,
         }
     }

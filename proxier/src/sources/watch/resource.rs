@@ -3,15 +3,15 @@
 use serde::Deserialize;
 
 use super::encoding::ObjectForm;
-use crate::api::{self, FromProtobuf};
+use crate::api::{self, FromProtobuf, WireObject};
 use crate::model;
 use crate::problem::Problem;
-use crate::store::{Event, Interner, ObjectKind, Parsed, Update};
+use crate::store::{Event, ObjectKind, Update};
 
 /// A kind that can be listed and watched.
 pub(super) trait Resource: Send + 'static {
     /// The type of its objects on the wire.
-    type Wire<'a>: Deserialize<'a> + FromProtobuf<'a>;
+    type Wire<'a>: Deserialize<'a> + FromProtobuf<'a> + WireObject<Object = Self::Object>;
     /// The type of its objects in the model.
     type Object: ObjectKind + Send;
 
@@ -29,12 +29,6 @@ pub(super) trait Resource: Send + 'static {
     const IS_OPTIONAL: bool = false;
     /// The part of the objects that is requested.
     const FORM: ObjectForm = ObjectForm::Whole;
-
-    /// Parses an object.
-    fn parse(
-        wire: &Self::Wire<'_>,
-        interner: &mut Interner,
-    ) -> Result<Parsed<Self::Object>, Problem>;
 
     /// Converts an update to an event, or `None` if it changes nothing.
     ///
@@ -56,13 +50,6 @@ impl Resource for Services {
     const LABELS: Option<&'static str> = Some("!service.kubernetes.io/service-proxy-name");
     const FIELDS: Option<&'static str> = Some("spec.clusterIP!=None");
 
-    fn parse(
-        wire: &Self::Wire<'_>,
-        interner: &mut Interner,
-    ) -> Result<Parsed<Self::Object>, Problem> {
-        wire.parse(interner)
-    }
-
     fn event(change: Update<Self::Object>, _: &mut Vec<Problem>) -> Option<Event> {
         Some(Event::Services(change))
     }
@@ -83,13 +70,6 @@ impl Resource for EndpointSlices {
     const PATH: &'static str = "/apis/discovery.k8s.io/v1/endpointslices";
     const LABELS: Option<&'static str> = Some("!service.kubernetes.io/headless");
 
-    fn parse(
-        wire: &Self::Wire<'_>,
-        interner: &mut Interner,
-    ) -> Result<Parsed<Self::Object>, Problem> {
-        wire.parse(interner)
-    }
-
     fn event(change: Update<Self::Object>, _: &mut Vec<Problem>) -> Option<Event> {
         Some(Event::EndpointSlices(change))
     }
@@ -105,13 +85,6 @@ impl Resource for OwnNode {
     const KIND: &'static str = "Node";
     const PLURAL: &'static str = "our Node";
     const PATH: &'static str = "/api/v1/nodes";
-
-    fn parse(
-        wire: &Self::Wire<'_>,
-        interner: &mut Interner,
-    ) -> Result<Parsed<Self::Object>, Problem> {
-        wire.parse(interner)
-    }
 
     /// Sends no event if our Node was deleted or cannot be read. As in kube-proxy, its last readable
     /// state stays in use, so traffic continues.
@@ -143,13 +116,6 @@ impl Resource for ServiceCidrs {
     const PATH: &'static str = "/apis/networking.k8s.io/v1/servicecidrs";
     const IS_OPTIONAL: bool = true;
 
-    fn parse(
-        wire: &Self::Wire<'_>,
-        interner: &mut Interner,
-    ) -> Result<Parsed<Self::Object>, Problem> {
-        wire.parse(interner)
-    }
-
     fn event(change: Update<Self::Object>, _: &mut Vec<Problem>) -> Option<Event> {
         Some(Event::ServiceCidrs(change))
     }
@@ -166,13 +132,6 @@ impl Resource for Nodes {
     const PLURAL: &'static str = "Nodes";
     const PATH: &'static str = "/api/v1/nodes";
     const FORM: ObjectForm = ObjectForm::Metadata;
-
-    fn parse(
-        wire: &Self::Wire<'_>,
-        interner: &mut Interner,
-    ) -> Result<Parsed<Self::Object>, Problem> {
-        wire.parse(interner)
-    }
 
     fn event(change: Update<Self::Object>, _: &mut Vec<Problem>) -> Option<Event> {
         Some(Event::Nodes(change))
