@@ -84,7 +84,7 @@ impl Notice {
     pub fn starting(at: SystemTime) -> Self {
         Self {
             severity: Severity::Normal,
-            occurrence: Occurrence::Once(micro_time(at).0.to_string()),
+            occurrence: Occurrence::Once(timestamp(at).to_string()),
             ..Self::node("Starting", "StartKubeProxy", "ipvs-proxier is starting")
         }
     }
@@ -173,15 +173,13 @@ impl Notice {
     /// `uid` is the object's; without it, `kubectl describe` does not show the Event.
     pub fn event(&self, node_name: &str, uid: Option<&str>, now: SystemTime) -> Event {
         let (namespace, name) = self.event_name(node_name);
-        let (api_version, kind) = match &self.regarding {
-            Regarding::Node => ("v1", "Node"),
-            Regarding::Service(_) => ("v1", "Service"),
-            Regarding::EndpointSlice(_) => ("discovery.k8s.io/v1", "EndpointSlice"),
-        };
-        let (object, uid) = match &self.regarding {
+        let (api_version, kind, object, uid) = match &self.regarding {
             // kubelet uses the name as the UID of its own Node too.
-            Regarding::Node => (node_name, Some(node_name)),
-            Regarding::Service(name) | Regarding::EndpointSlice(name) => (name.name(), uid),
+            Regarding::Node => ("v1", "Node", node_name, Some(node_name)),
+            Regarding::Service(name) => ("v1", "Service", name.name(), uid),
+            Regarding::EndpointSlice(name) => {
+                ("discovery.k8s.io/v1", "EndpointSlice", name.name(), uid)
+            }
         };
         let severity = match self.severity {
             Severity::Normal => "Normal",
@@ -193,7 +191,7 @@ impl Notice {
                 name: Some(name),
                 ..ObjectMeta::default()
             },
-            event_time: Some(micro_time(now)),
+            event_time: Some(MicroTime(timestamp(now))),
             reporting_controller: Some("ipvs-proxier.io/ipvs-proxier".into()),
             // The server permits 128 characters.
             reporting_instance: Some(node_name.chars().take(128).collect()),
@@ -237,7 +235,7 @@ pub(crate) fn notices(problems: &[Problem]) -> impl Iterator<Item = Notice> {
 pub(crate) fn series(count: u32, now: SystemTime) -> Event {
     let series = EventSeries {
         count: i32::try_from(count).unwrap_or(i32::MAX),
-        last_observed_time: micro_time(now),
+        last_observed_time: MicroTime(timestamp(now)),
     };
     Event {
         series: Some(series),
@@ -245,8 +243,8 @@ pub(crate) fn series(count: u32, now: SystemTime) -> Event {
     }
 }
 
-fn micro_time(at: SystemTime) -> MicroTime {
-    MicroTime(Timestamp::try_from(at).unwrap_or_default())
+fn timestamp(at: SystemTime) -> Timestamp {
+    Timestamp::try_from(at).unwrap_or_default()
 }
 
 /// Cuts a note to the server's limit.
