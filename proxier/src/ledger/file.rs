@@ -24,8 +24,7 @@ use crate::dataplane::Failure;
 /// Without it, the file of a small cluster would be rewritten after every few changes.
 const SLACK: usize = 1_000;
 
-/// The number of records that are encoded at a time, so that the buffer stays below 64 KiB: the heap of the
-/// static program has that in its pieces, and maps new memory for a larger block.
+/// The number of records that are encoded at a time, so that the buffer stays below 64 KiB.
 pub(super) const RECORDS_AT_A_TIME: usize = 400;
 
 /// The length of a typical record. Only the first size of the buffer depends on it.

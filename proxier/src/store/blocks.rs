@@ -2,10 +2,7 @@
 
 use super::encoding::{length_of_bytes, push_length, take_bytes};
 
-/// The size of a block, unless it has one string that is longer.
-///
-/// With what an allocator adds, a block is at most 64 KiB: the heap of the static program has memory for such blocks with
-/// its pages, and that for longer ones with a page fault for each.
+/// The size of a block, unless it has one string that is longer. With what an allocator adds, a block is at most 64 KiB.
 const BLOCK: usize = (64 << 10) - 256;
 
 /// Byte strings that are appended one by one and used up in their order.
