@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, value_parser};
-use nftables::{self, RulesClient, transaction_length};
+use nftables::{Command, RulesClient, transaction_length};
 use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Protocol, TrafficPolicy};
@@ -167,7 +167,7 @@ impl Flags {
         let text: String = rules
             .take_commands()
             .iter()
-            .map(|command: &nftables::Command| format!("{}\n", command.in_table(TABLE)))
+            .map(|command: &Command| format!("{}\n", command.in_table(TABLE)))
             .collect();
         let start = Instant::now();
         nft(&text)?;

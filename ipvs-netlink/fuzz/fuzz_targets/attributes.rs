@@ -2,9 +2,9 @@
 
 #![no_main]
 
-use netlink::attr::{Attribute, attributes};
 use ipvs_netlink::message::read_attributes;
 use libfuzzer_sys::fuzz_target;
+use netlink::attr::{Attribute, attributes};
 
 fuzz_target!(|bytes: &[u8]| {
     for attribute in attributes(bytes).flatten() {

@@ -2,10 +2,10 @@
 
 #![no_main]
 
-use netlink::attr::Attribute;
-use netlink::batch::Batch;
 use ipvs_netlink::message::{read_daemon, write_daemon};
 use libfuzzer_sys::fuzz_target;
+use netlink::attr::Attribute;
+use netlink::batch::Batch;
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(daemon) = read_daemon(&attribute(bytes)) else {

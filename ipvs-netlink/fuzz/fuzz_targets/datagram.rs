@@ -2,8 +2,8 @@
 
 #![no_main]
 
-use netlink::transport::decode_datagram;
 use libfuzzer_sys::fuzz_target;
+use netlink::transport::decode_datagram;
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((&count, datagram)) = bytes.split_first() else {

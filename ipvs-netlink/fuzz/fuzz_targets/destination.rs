@@ -3,10 +3,10 @@
 #![no_main]
 
 use ipvs_netlink::Family;
-use netlink::attr::Attribute;
-use netlink::batch::Batch;
 use ipvs_netlink::message::{read_destination, write_destination};
 use libfuzzer_sys::fuzz_target;
+use netlink::attr::Attribute;
+use netlink::batch::Batch;
 
 fuzz_target!(|bytes: &[u8]| {
     for family in [Family::V4, Family::V6] {

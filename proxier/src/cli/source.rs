@@ -13,7 +13,7 @@ use crate::daemon::Message;
 use crate::model::Cidr;
 use crate::sources::events::EventTimes;
 use crate::sources::watch::{self, NodeScope, Watch};
-use crate::{sources::follow, sources::manifests};
+use crate::sources::{follow, manifests};
 
 /// Flags that choose the source of objects: an API server, or manifests.
 #[derive(Args, Debug)]

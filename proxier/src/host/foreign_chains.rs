@@ -26,8 +26,7 @@ use netlink::{Error, Refusal};
 use rustix::io::Errno;
 
 use super::listing::dump_chains;
-use nftables::raw::commit;
-use nftables::raw::{contents, message_type};
+use nftables::raw::{commit, contents, message_type};
 use nftables::sys::*;
 
 mod accept_rule;

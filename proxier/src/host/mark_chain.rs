@@ -19,8 +19,7 @@ use rustix::io::Errno;
 
 use super::iptables_legacy::{LegacyTable, legacy_tables};
 use super::listing::family_name;
-use nftables::raw::commit;
-use nftables::raw::{contents, message_type};
+use nftables::raw::{commit, contents, message_type};
 use nftables::sys::*;
 
 /// The name of the chain.

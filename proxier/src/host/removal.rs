@@ -19,8 +19,7 @@ use netlink::attr::{Writer, find};
 use netlink::transport::{Transport, protocols};
 
 use super::listing::{ChainName, chain_name, dump_chains};
-use nftables::raw::commit;
-use nftables::raw::{contents, message_type};
+use nftables::raw::{commit, contents, message_type};
 use nftables::sys::*;
 
 /// The name of a table.
