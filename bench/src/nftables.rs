@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use clap::{Args, value_parser};
 use nftables::{Command, RulesClient, transaction_length};
+use proxier::testing::dataplane::ipvs::Admission;
 use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Protocol, TrafficPolicy};
-use proxier::testing::plan::{Admission, Availability, Scope};
+use proxier::testing::plan::{Availability, Scope};
 use serde::Serialize;
 
 use crate::figures::Repetition;

@@ -179,7 +179,7 @@ impl NodeFlags {
         };
         let plan = PlanConfig {
             node_name,
-            scheduler: settings.scheduler,
+            scheduler: settings.scheduler.as_str().into(),
             node_port_addresses: settings.node_port_addresses.clone(),
             has_localhost_node_ports: false,
             service_addresses: self.service_addresses.into(),

@@ -11,20 +11,22 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use ipvs_netlink as ipvs;
+use ipvs_netlink::{SchedulerName, ServiceKey};
 use rustix::io::Errno;
 
+use self::ipvs::Wanted;
 use crate::conntrack::{Stale, Swept};
 use crate::marks::MarkKey;
 use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
-use crate::plan::{Changed, Desired, Machine};
+use crate::plan::{Capabilities, Changed, Machine};
 use crate::problem::Problem;
 use crate::split_map::SplitMap;
 
 pub(crate) mod answer_path;
 pub(crate) mod companion;
 pub(crate) mod fake;
+pub(crate) mod ipvs;
 pub(crate) mod linux;
 pub(crate) mod userspace;
 
@@ -41,6 +43,12 @@ pub trait Dataplane {
     /// # Errors
     /// If they cannot be read.
     fn machine(&mut self) -> Result<Machine, Failure>;
+
+    /// Returns what this dataplane can do on `machine`. Missing schedulers are not among it ([`Self::has_scheduler`]).
+    fn capabilities(&mut self, machine: &Machine) -> Capabilities {
+        let _ = machine;
+        Capabilities::default()
+    }
 
     /// Reads each link's first IPv4 address that is not link-local, by the link's name.
     ///
@@ -59,7 +67,7 @@ pub trait Dataplane {
     /// Calls `each` once for every virtual server of the network namespace, owned or foreign.
     ///
     /// Virtual servers of `known`, some of which need not exist, are never missing. Another one may be while
-    /// a second program changes virtual servers ([`ipvs::Client::walk`]).
+    /// a second program changes virtual servers ([`ipvs_netlink::Client::walk`]).
     ///
     /// The order is arbitrary. Memory does not grow with the number of virtual servers.
     ///
@@ -67,7 +75,7 @@ pub trait Dataplane {
     /// If any part cannot be read whole.
     fn virtual_servers(
         &mut self,
-        known: &mut dyn Iterator<Item = ipvs::ServiceKey>,
+        known: &mut dyn Iterator<Item = ServiceKey>,
         each: &mut dyn FnMut(CountedServer),
     ) -> Result<(), Failure>;
 
@@ -79,7 +87,7 @@ pub trait Dataplane {
     /// persistence engine, thresholds and tunnel parameters.
     fn shows_virtual_servers(
         &mut self,
-        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
+        expected: &SplitMap<ServiceKey, ObservedServer>,
         portion: Portion,
     ) -> bool;
 
@@ -87,7 +95,7 @@ pub trait Dataplane {
     ///
     /// # Errors
     /// If it cannot be read whole.
-    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure>;
+    fn virtual_server(&mut self, key: &ServiceKey) -> Result<Option<CountedServer>, Failure>;
 
     /// Reads the service addresses and their device.
     ///
@@ -100,7 +108,7 @@ pub trait Dataplane {
         true
     }
 
-    /// Reads the state that [`crate::diff`] compares with `desired`.
+    /// Reads the state that [`crate::diff`] compares with what is `wanted`.
     ///
     /// No virtual server that is desired or of `known` is missing. Destinations that equal the desired ones
     /// share their memory.
@@ -109,16 +117,16 @@ pub trait Dataplane {
     /// If any part cannot be read whole.
     fn observe(
         &mut self,
-        desired: &Desired,
-        known: &mut dyn Iterator<Item = ipvs::ServiceKey>,
+        wanted: Wanted<'_>,
+        known: &mut dyn Iterator<Item = ServiceKey>,
     ) -> Result<Observed, Failure> {
         let mut observed = Observed::default();
         let servers = &mut observed.virtual_servers;
-        let mut known = desired.virtual_servers.keys().chain(known);
+        let mut known = wanted.keys().chain(known);
         self.virtual_servers(&mut known, &mut |found| {
             let mut server = found.server;
-            if let Some(wanted) = desired.virtual_servers.get(&found.key) {
-                server.share(&wanted.profile.definition, &wanted.destinations);
+            if let Some(wanted) = wanted.get(&found.key) {
+                server.destinations.settle(wanted.endpoints);
             }
             servers.insert(found.key, server);
         })?;
@@ -171,13 +179,13 @@ pub trait Dataplane {
     /// Copies the admissions of the changed frontends from the plan.
     ///
     /// Only for a dataplane that decides about clients itself. With IPVS, packet rules decide.
-    fn admit(&mut self, desired: &Desired, changed: &Changed) {
-        let _ = (desired, changed);
+    fn admit(&mut self, wanted: Wanted<'_>, changed: &Changed) {
+        let _ = (wanted, changed);
     }
 
     /// Returns the parts of the plan that this dataplane leaves out, and why.
-    fn problems(&self, desired: &Desired) -> Vec<Problem> {
-        let _ = desired;
+    fn problems(&self, wanted: Wanted<'_>) -> Vec<Problem> {
+        let _ = wanted;
         Vec::new()
     }
 
@@ -192,7 +200,7 @@ pub trait Dataplane {
     ///
     /// # Errors
     /// If the request fails.
-    fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure>;
+    fn has_scheduler(&mut self, name: SchedulerName) -> Result<Option<bool>, Failure>;
 
     /// Returns the most Ops that one call of [`Dataplane::apply`] should get. It bounds the memory for them.
     fn most_ops(&self) -> usize {

@@ -3,10 +3,7 @@
 use ipvs_netlink as ipvs;
 
 /// Scheduler, flags and affinity of a virtual server.
-///
-/// Nearly all virtual servers of a cluster have the same definition, so it is in memory once, and the
-/// key is where it is needed.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerDefinition {
     /// The scheduler; `None`: it refuses new connections.
     pub scheduler: Option<ipvs::SchedulerName>,

@@ -1,56 +1,34 @@
-//! The destinations of a virtual server, in little memory.
+//! The destinations of a virtual server as observed.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
+use crate::plan::{Endpoints, SelectedEndpoint};
+
 /// The destinations of a virtual server, ordered by key, each key once.
 ///
-/// A cluster has ten times as many destinations as Services or more, and nearly all are plain: a fifth of
-/// [`ipvs::Destination`]'s size is enough for them. Copies share their memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Destinations(DestinationsForm);
+/// Nearly all are as the plan wants them, and then they are the plan's endpoints. Copies share their memory.
+#[derive(Clone, Debug)]
+pub struct Destinations(Form);
 
-/// Equal destinations have the same form.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum DestinationsForm {
-    Plain(Arc<[Plain]>),
-    /// At least one is not plain.
+#[derive(Clone, Debug)]
+enum Form {
+    /// Each as [`planned`] makes it.
+    Planned(Endpoints),
     Any(Arc<[ipvs::Destination]>),
 }
 
-/// A destination of IPv4 as [`ipvs::Destination::new`] makes it, with a weight of the planner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Plain {
-    address: Ipv4Addr,
-    port: u16,
-    weight: u16,
+/// Returns the destination of an endpoint.
+pub fn planned(endpoint: &SelectedEndpoint) -> ipvs::Destination {
+    ipvs::Destination::new(key_of(endpoint), endpoint.weight.into())
 }
 
-impl Plain {
-    /// Returns the plain form of `destination`; `None` if it has none.
-    fn of(destination: &ipvs::Destination) -> Option<Self> {
-        let IpAddr::V4(address) = destination.key.address else {
-            return None;
-        };
-        let plain = Self {
-            address,
-            port: destination.key.port,
-            weight: destination.weight.try_into().ok()?,
-        };
-        (plain.destination() == *destination).then_some(plain)
-    }
-
-    fn key(&self) -> ipvs::DestinationKey {
-        ipvs::DestinationKey {
-            address: self.address.into(),
-            port: self.port,
-        }
-    }
-
-    fn destination(&self) -> ipvs::Destination {
-        ipvs::Destination::new(self.key(), self.weight.into())
+/// Returns the key of the destination of an endpoint.
+pub(crate) fn key_of(endpoint: &SelectedEndpoint) -> ipvs::DestinationKey {
+    ipvs::DestinationKey {
+        address: endpoint.address,
+        port: endpoint.port,
     }
 }
 
@@ -58,8 +36,8 @@ impl Destinations {
     /// Returns the number of destinations.
     pub fn len(&self) -> usize {
         match &self.0 {
-            DestinationsForm::Plain(all) => all.len(),
-            DestinationsForm::Any(all) => all.len(),
+            Form::Planned(all) => all.len(),
+            Form::Any(all) => all.len(),
         }
     }
 
@@ -70,22 +48,21 @@ impl Destinations {
 
     /// Returns every destination, in order.
     pub fn iter(&self) -> impl Iterator<Item = ipvs::Destination> + Clone + '_ {
-        let (plain, any) = match &self.0 {
-            DestinationsForm::Plain(all) => (&**all, &[][..]),
-            DestinationsForm::Any(all) => (&[][..], &**all),
+        let (of_plan, any) = match &self.0 {
+            Form::Planned(all) => (&**all, &[][..]),
+            Form::Any(all) => (&[][..], &**all),
         };
-        let plain = plain.iter().map(Plain::destination);
-        plain.chain(any.iter().copied())
+        of_plan.iter().map(planned).chain(any.iter().copied())
     }
 
     /// Returns the destination with this key, and its index.
     pub fn find(&self, key: &ipvs::DestinationKey) -> Option<(usize, ipvs::Destination)> {
         match &self.0 {
-            DestinationsForm::Plain(all) => {
-                let index = all.binary_search_by_key(key, Plain::key).ok()?;
-                Some((index, all[index].destination()))
+            Form::Planned(all) => {
+                let index = all.binary_search_by_key(key, key_of).ok()?;
+                Some((index, planned(&all[index])))
             }
-            DestinationsForm::Any(all) => {
+            Form::Any(all) => {
                 let index = all.binary_search_by_key(key, |it| it.key).ok()?;
                 Some((index, all[index]))
             }
@@ -100,117 +77,87 @@ impl Destinations {
         result
     }
 
-    /// Returns whether these are the `desired` destinations, by their memory alone.
-    ///
-    /// `false` proves nothing.
-    pub fn are(&self, desired: &Self) -> bool {
-        match (&self.0, &desired.0) {
-            (DestinationsForm::Plain(own), DestinationsForm::Plain(desired)) => {
-                Arc::ptr_eq(own, desired)
-            }
-            (DestinationsForm::Any(own), DestinationsForm::Any(desired)) => {
-                Arc::ptr_eq(own, desired)
-            }
-            _ => false,
-        }
+    /// Returns whether these share the memory of the plan's `endpoints`; then they equal them.
+    pub fn share(&self, endpoints: &Endpoints) -> bool {
+        matches!(&self.0, Form::Planned(own) if Arc::ptr_eq(own, endpoints))
     }
 
-    /// Shares the memory of the desired destinations if they are equal.
-    pub fn share(&mut self, desired: &Self) {
+    /// Returns whether these are the plan's `endpoints`.
+    pub fn are(&self, endpoints: &Endpoints) -> bool {
         // The pointers first: most destinations share their memory already.
-        if !self.are(desired) && self == desired {
-            self.clone_from(desired);
+        self.share(endpoints) || self.iter().eq(endpoints.iter().map(planned))
+    }
+
+    /// Shares the memory of the plan's `endpoints`, if these destinations are equal.
+    pub fn settle(&mut self, endpoints: &Endpoints) {
+        if !self.share(endpoints) && self.are(endpoints) {
+            *self = endpoints.clone().into();
         }
     }
 }
 
+impl PartialEq for Destinations {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Destinations {}
+
 impl Default for Destinations {
     fn default() -> Self {
-        Self(DestinationsForm::Plain(Arc::default()))
+        Self(Form::Any(Arc::default()))
+    }
+}
+
+impl From<Endpoints> for Destinations {
+    fn from(endpoints: Endpoints) -> Self {
+        Self(Form::Planned(endpoints))
     }
 }
 
 impl From<Vec<ipvs::Destination>> for Destinations {
     fn from(all: Vec<ipvs::Destination>) -> Self {
-        all.into_iter().collect()
+        Self(Form::Any(all.into()))
     }
 }
 
 impl FromIterator<ipvs::Destination> for Destinations {
     fn from_iter<I: IntoIterator<Item = ipvs::Destination>>(all: I) -> Self {
-        let mut all = all.into_iter();
-        let mut plain = Vec::with_capacity(all.size_hint().0);
-        let other = all.find(|destination| match Plain::of(destination) {
-            Some(one) => {
-                plain.push(one);
-                false
-            }
-            None => true,
-        });
-        Self(match other {
-            None if plain.is_empty() => return Self::default(),
-            None => DestinationsForm::Plain(plain.into()),
-            Some(other) => {
-                let before = plain.iter().map(Plain::destination);
-                DestinationsForm::Any(before.chain([other]).chain(all).collect())
-            }
-        })
+        Self(Form::Any(all.into_iter().collect()))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
     use super::*;
 
-    fn destination(socket: &str, weight: u32) -> ipvs::Destination {
-        let socket: SocketAddr = socket.parse().unwrap();
-        ipvs::Destination::new(socket.into(), weight)
+    fn endpoint(last: u8, weight: u16) -> SelectedEndpoint {
+        SelectedEndpoint {
+            address: [10, 128, 0, last].into(),
+            port: 80,
+            weight,
+        }
     }
 
     #[test]
     fn each_form_has_the_same_destinations() {
-        let plain = [
-            destination("10.128.0.1:80", 0),
-            destination("10.128.0.1:81", 65_535),
-            destination("10.128.0.2:80", 1),
-        ];
-        let [first, second, third] = plain;
-        let heavy = destination("10.128.0.3:80", 65_536);
-        let v6 = destination("[fd00::1]:80", 1);
-        let limited = ipvs::Destination {
-            upper_threshold: 5,
-            ..third
-        };
-        for (all, is_plain) in [
-            (vec![], true),
-            (plain.to_vec(), true),
-            (vec![first, second, third, heavy], false),
-            (vec![first, v6], false),
-            (vec![first, limited], false),
-        ] {
-            let destinations = Destinations::from(all.clone());
-            assert_eq!(
-                matches!(destinations.0, DestinationsForm::Plain(_)),
-                is_plain
-            );
-            assert!(destinations.iter().eq(all.iter().copied()));
-            assert_eq!(destinations.len(), all.len());
-            for (index, one) in all.iter().enumerate() {
-                assert_eq!(destinations.find(&one.key), Some((index, *one)));
-            }
-            let missing = destination("10.128.0.9:9", 1).key;
-            assert_eq!(destinations.find(&missing), None);
-            let mut other = destinations.clone();
-            other.change(|all| all.push(v6));
-            assert_ne!(other, destinations);
-            other.change(|all| all.pop());
-            assert_eq!(other, destinations);
-            // Whether those that are empty share their memory is up to the standard library.
-            assert!(all.is_empty() || !other.are(&destinations));
-            other.share(&destinations);
-            assert!(other.are(&destinations));
+        let endpoints: Endpoints = [endpoint(1, 0), endpoint(2, 65_535)].into();
+        let planned_form = Destinations::from(endpoints.clone());
+        let mut read: Destinations = endpoints.iter().map(planned).collect();
+        assert_eq!(read, planned_form);
+        assert!(!read.share(&endpoints) && read.are(&endpoints));
+        for (index, endpoint) in endpoints.iter().enumerate() {
+            let found = Some((index, planned(endpoint)));
+            assert_eq!(read.find(&key_of(endpoint)), found);
+            assert_eq!(planned_form.find(&key_of(endpoint)), found);
         }
+        assert_eq!(planned_form.find(&key_of(&endpoint(9, 1))), None);
+        read.settle(&endpoints);
+        assert!(read.share(&endpoints));
+        read.change(|all| all[0].upper_threshold = 5);
+        read.settle(&endpoints);
+        assert!(!read.are(&endpoints));
+        assert_ne!(read, planned_form);
     }
 }

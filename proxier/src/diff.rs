@@ -6,11 +6,12 @@ use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
-use crate::joined::joined;
+use crate::dataplane::ipvs::{Wanted, WantedServer};
+use crate::destinations::{key_of, planned};
 use crate::ledger::{Drains, Retired};
 use crate::observed::{Observed, ObservedServer};
 use crate::op::{Op, Ops, Stage};
-use crate::plan::{Desired, VirtualServer};
+use crate::plan::Desired;
 
 /// Decides which undesired objects are deleted, and when.
 pub struct DeletionRules<'a> {
@@ -22,48 +23,41 @@ pub struct DeletionRules<'a> {
     pub retired: &'a Retired,
 }
 
-/// Returns the Ops that lead from `observed` to `desired`, in no particular order.
+/// Returns the Ops that lead from `observed` to what is `wanted`, in no particular order.
 ///
 /// Foreign virtual servers stay. Foreign addresses are never in `observed`. If the virtual server
 /// has a drain time, a stale destination drains before it is deleted.
 ///
 /// # Cost
 /// Linear in the size of both sides.
-pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -> Ops {
+pub fn diff(
+    wanted: Wanted<'_>,
+    needs_carrier: bool,
+    observed: &Observed,
+    rules: &DeletionRules<'_>,
+) -> Ops {
     let mut ops = Ops::default();
-    let (servers, addresses) = (&observed.virtual_servers, &observed.addresses);
-    ops.reserve(
-        desired.virtual_servers.len().saturating_sub(servers.len()),
-        desired.addresses.len().saturating_sub(addresses.len()),
-    );
-    for (key, wanted, found) in joined(
-        desired.virtual_servers.iter(),
-        observed.virtual_servers.iter(),
-    ) {
-        match wanted {
-            Some(wanted) => diff_server(key, wanted, found, rules.drains, &mut ops),
-            None => diff_stale_server(key, found, rules, &mut ops),
+    let desired = wanted.desired();
+    for (key, server) in wanted.iter() {
+        let found = observed.virtual_servers.get(&key);
+        diff_server(key, &server, found, rules.drains, &mut ops);
+    }
+    for (key, found) in observed.virtual_servers.iter() {
+        if !wanted.contains(&key) {
+            diff_stale_server(key, Some(found), rules, &mut ops);
         }
     }
-    for (address, wanted, found) in joined(desired.addresses.iter(), observed.addresses.iter()) {
-        // Nearly all addresses are equal, so this saves their lookups.
-        let has_others = !observed.leftovers.is_empty() || !observed.outdated.is_empty();
-        if wanted != found || has_others {
-            diff_address(address, desired, observed, &mut ops);
-        }
-    }
-    // The addresses that only leftovers have, which the walk above has missed.
-    let mut leftovers: Vec<IpAddr> = (observed.leftovers.iter())
-        .map(|&(address, _)| address)
-        .filter(|address| !desired.addresses.contains_key(address))
-        .filter(|address| !observed.addresses.contains_key(address))
-        .collect();
-    // The forms of an address follow each other.
-    leftovers.dedup();
-    for address in leftovers {
+    let leftovers = observed.leftovers.iter().map(|&(address, _)| address);
+    let addresses = desired
+        .addresses
+        .keys()
+        .copied()
+        .chain(observed.addresses.keys());
+    let addresses: BTreeSet<IpAddr> = addresses.chain(leftovers).collect();
+    for address in addresses {
         diff_address(address, desired, observed, &mut ops);
     }
-    diff_carrier(desired, observed, &mut ops);
+    diff_carrier(needs_carrier, desired, observed, &mut ops);
     ops
 }
 
@@ -73,14 +67,14 @@ pub fn diff(desired: &Desired, observed: &Observed, rules: &DeletionRules<'_>) -
 /// Linear in its destinations.
 pub(crate) fn diff_server(
     key: ipvs::ServiceKey,
-    wanted: &VirtualServer,
+    wanted: &WantedServer<'_>,
     found: Option<&ObservedServer>,
     drains: &Drains,
     ops: &mut Ops,
 ) {
     match found {
         Some(found) => diff_kept_server(key, wanted, found, drains, ops),
-        None => ops.push_server(key, &wanted.profile.definition, &wanted.destinations),
+        None => ops.push_server(key, wanted.definition(), wanted.endpoints),
     }
 }
 
@@ -129,17 +123,13 @@ fn is_held(address: IpAddr, desired: &Desired, observed: &Observed) -> bool {
 }
 
 /// Appends the Op for the carrier, if it differs.
-pub(crate) fn diff_carrier(desired: &Desired, observed: &Observed, ops: &mut Ops) {
+pub(crate) fn diff_carrier(is_needed: bool, desired: &Desired, observed: &Observed, ops: &mut Ops) {
     let holds = |&(address, _): &(IpAddr, _)| is_held(address, desired, observed);
     match observed.carrier {
-        None if desired.needs_carrier => ops.push(Op::AddCarrier),
-        Some(carrier) if desired.needs_carrier && !carrier.is_ready => ops.push(Op::SetCarrier),
+        None if is_needed => ops.push(Op::AddCarrier),
+        Some(carrier) if is_needed && !carrier.is_ready => ops.push(Op::SetCarrier),
         // With the device, the kernel would delete the addresses on it that are still held.
-        Some(carrier)
-            if carrier.is_ours
-                && !desired.needs_carrier
-                && !observed.leftovers.iter().any(holds) =>
-        {
+        Some(carrier) if carrier.is_ours && !is_needed && !observed.leftovers.iter().any(holds) => {
             ops.push(Op::DeleteCarrier);
         }
         Some(_) | None => {}
@@ -157,39 +147,39 @@ pub fn sort(ops: &mut Ops, first: &BTreeSet<IpAddr>) {
 /// Appends the Ops for a virtual server that is both desired and observed.
 fn diff_kept_server(
     key: ipvs::ServiceKey,
-    wanted: &VirtualServer,
+    wanted: &WantedServer<'_>,
     found: &ObservedServer,
     drains: &Drains,
     ops: &mut Ops,
 ) {
-    let definition = &wanted.profile.definition;
-    if *definition != found.definition {
+    let definition = wanted.definition();
+    if definition != found.definition {
         ops.push(Op::SetService(definition.at(key)));
     }
-    if found.destinations.are(&wanted.destinations) {
+    if found.destinations.share(wanted.endpoints) {
         return;
     }
     // Both sides are sorted by key. Walking them in parallel needs neither a map nor lookups.
-    let mut left = wanted.destinations.iter().peekable();
+    let mut left = wanted.endpoints.iter().peekable();
     let mut right = found.destinations.iter().peekable();
     loop {
         let order = match (left.peek(), right.peek()) {
             (None, None) => return,
             (Some(_), None) => Ordering::Less,
             (None, Some(_)) => Ordering::Greater,
-            (Some(wanted), Some(found)) => wanted.key.cmp(&found.key),
+            (Some(wanted), Some(found)) => key_of(wanted).cmp(&found.key),
         };
         match order {
             Ordering::Less => {
                 let new = left.next();
-                ops.extend(new.map(|destination| Op::AddDestination(key, destination)));
+                ops.extend(new.map(|endpoint| Op::AddDestination(key, planned(endpoint))));
             }
             Ordering::Greater => {
                 let stale = right.next();
                 ops.extend(stale.and_then(|stale| removal_step(key, wanted, stale, drains)));
             }
             Ordering::Equal => {
-                let (wanted, found) = (left.next(), right.next());
+                let (wanted, found) = (left.next().map(planned), right.next());
                 let changed = wanted.filter(|wanted| Some(*wanted) != found);
                 ops.extend(changed.map(|destination| Op::SetDestination(key, destination)));
             }
@@ -221,12 +211,12 @@ fn diff_retired_server(
 /// Returns the next Op for a stale destination; `None` while it drains.
 fn removal_step(
     key: ipvs::ServiceKey,
-    server: &VirtualServer,
+    server: &WantedServer<'_>,
     stale: ipvs::Destination,
     drains: &Drains,
 ) -> Option<Op> {
     let drain = drains.get(&key, &stale.key);
-    if drain.is_some_and(|drain| drain.is_over) || server.profile.drain.is_zero() {
+    if drain.is_some_and(|drain| drain.is_over) || server.plan.profile.drain.is_zero() {
         return Some(Op::DeleteDestination(key, stale.key));
     }
     let draining = ipvs::Destination { weight: 0, ..stale };

@@ -44,10 +44,11 @@ use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
+use crate::dataplane::ipvs::{Admission, MarkChanges, Wanted};
 use crate::frontend::Frontend;
 use crate::model::{Cidr, Family, Node};
 use crate::observed::{Observed, ObservedServer};
-use crate::plan::{Admission, Changed, Desired, Machine};
+use crate::plan::{Changed, Machine};
 use crate::problem::Problem;
 use nftables::{Command, Table};
 
@@ -169,17 +170,17 @@ impl Filter {
     ///
     /// # Cost
     /// Proportional to the change; to the whole plan if our Node's addresses or networks changed.
-    pub fn follow(&mut self, desired: &Desired, changed: &Changed, node: Option<&Node>) {
+    pub fn follow(&mut self, wanted: Wanted<'_>, changed: &Changed, node: Option<&Node>) {
         let node = NodeFacts::of(node);
         if node == self.node {
-            self.update(desired, changed);
+            self.update(wanted, changed);
         } else {
             // Source ranges and the networks of inside clients depend on the node, so any rule may change.
             self.node = node;
-            self.rebuild(desired);
+            self.rebuild(wanted);
         }
         // After a start or another change of most frontends, the maps have much spare memory.
-        if changed.virtual_servers.len() > desired.virtual_servers.len() / 2 {
+        if changed.frontends.len() > wanted.desired().frontends.len() / 2 {
             self.ruleset.pack();
         }
     }
@@ -271,12 +272,19 @@ impl Filter {
         self.ruleset.record();
     }
 
-    fn update(&mut self, desired: &Desired, changed: &Changed) {
+    /// Updates the rules of frontends whose mark changed.
+    pub(crate) fn follow_marks(&mut self, wanted: Wanted<'_>, changes: &MarkChanges) {
+        for frontend in changes.frontends.iter().copied().filter(has_rules) {
+            let admission = wanted.admission(&frontend);
+            self.ruleset.set_frontend(frontend, admission);
+        }
+    }
+
+    fn update(&mut self, wanted: Wanted<'_>, changed: &Changed) {
+        let desired = wanted.desired();
         let rules = &mut self.ruleset;
-        for key in &changed.virtual_servers {
-            if let Some(frontend) = ruled(key) {
-                rules.set_frontend(frontend, desired.admission(key));
-            }
+        for frontend in changed.frontends.iter().copied().filter(has_rules) {
+            rules.set_frontend(frontend, wanted.admission(&frontend));
         }
         for &address in &changed.addresses {
             match desired.addresses.contains_key(&address) {
@@ -298,16 +306,15 @@ impl Filter {
         }
     }
 
-    fn rebuild(&mut self, desired: &Desired) {
+    fn rebuild(&mut self, wanted: Wanted<'_>) {
+        let desired = wanted.desired();
         self.ruleset = Ruleset::on(&self.config, &self.node);
         self.ruleset.set_links(&self.links);
         let rules = &mut self.ruleset;
-        for (key, server) in desired.virtual_servers.iter() {
-            if let Some(frontend) = ruled(&key) {
-                rules.set_frontend(frontend, server.profile.admission.clone());
-            }
+        for frontend in desired.frontends.keys().copied().filter(has_rules) {
+            rules.set_frontend(frontend, wanted.admission(&frontend));
         }
-        for address in desired.addresses.keys() {
+        for &address in desired.addresses.keys() {
             rules.add_service_address(address);
         }
         for &address in &desired.local_endpoints {
@@ -317,11 +324,6 @@ impl Filter {
             rules.add_health_check_port(port);
         }
     }
-}
-
-/// Returns the frontend of `key` if it has rules; `None` for a firewall mark.
-fn ruled(key: &ipvs::ServiceKey) -> Option<Frontend> {
-    Frontend::of(key).filter(has_rules)
 }
 
 /// Returns whether the frontend has packet rules.

@@ -15,13 +15,12 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use crate::dataplane::Failure;
+use crate::dataplane::ipvs::{Wanted, WantedServer};
 use crate::filter::Fingerprint;
 use crate::frontend::LedgerKey;
-use crate::joined::joined;
 use crate::marks::MarkKey;
 use crate::model::ServicePortName;
 use crate::observed::{CountedServer, Observed, ObservedServer};
-use crate::plan::{Desired, VirtualServer};
 use crate::timer::Timer;
 
 mod drains;
@@ -140,15 +139,12 @@ impl Ledger {
     /// are not recorded.
     ///
     /// All of them are recorded already, unless the file was lost.
-    pub fn adopt(&mut self, desired: &Desired, observed: &Observed, now: Duration) {
+    pub fn adopt(&mut self, wanted: Wanted<'_>, observed: &Observed, now: Duration) {
         let before = self.owned.len();
-        for (key, wanted, found) in joined(
-            desired.virtual_servers.iter(),
-            observed.virtual_servers.iter(),
-        ) {
-            if let (Some(wanted), Some(found)) = (wanted, found) {
-                self.own(key, &wanted.owner);
-                self.recognise_drains(key, wanted, found, now);
+        for (key, server) in wanted.iter() {
+            if let Some(found) = observed.virtual_servers.get(&key) {
+                self.own(key, server.owner());
+                self.recognise_drains(key, &server, found, now);
             }
         }
         // Only after the loss of the file: packing copies the whole map.
@@ -190,7 +186,7 @@ impl Ledger {
 
     /// Ends the retirement of a virtual server that is desired again, and the drains of its destinations
     /// that are desired again.
-    pub fn end_desired(&mut self, key: &ipvs::ServiceKey, wanted: &VirtualServer) {
+    pub fn end_desired(&mut self, key: &ipvs::ServiceKey, wanted: &WantedServer<'_>) {
         self.end_retirement(key);
         for destination in self.drains.of(key) {
             if wanted.has_destination(&destination) {
@@ -206,17 +202,17 @@ impl Ledger {
     pub fn recognise_drains(
         &mut self,
         key: ipvs::ServiceKey,
-        wanted: &VirtualServer,
+        wanted: &WantedServer<'_>,
         found: &ObservedServer,
         now: Duration,
     ) {
         // Nearly all virtual servers: comparing two pointers is enough.
-        if found.destinations.are(&wanted.destinations) {
+        if found.destinations.share(wanted.endpoints) {
             return;
         }
         for destination in found.destinations.iter() {
             if destination.weight == 0 && !wanted.has_destination(&destination.key) {
-                let deadline = now + wanted.profile.drain;
+                let deadline = now + wanted.plan.profile.drain;
                 self.drain(key, destination.key, now, deadline);
             }
         }

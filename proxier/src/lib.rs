@@ -34,7 +34,6 @@ mod explain;
 mod filter;
 mod frontend;
 mod host;
-mod joined;
 mod ledger;
 mod marks;
 mod model;

@@ -75,11 +75,13 @@ impl Marks {
         }
     }
 
-    /// Sets the key and the bits to avoid. The excluded marks stay excluded if neither changes.
-    pub(crate) fn set(&mut self, key: MarkKey, avoided: u32) {
-        if (self.key, self.avoided) != (key, avoided) {
+    /// Sets the key and the bits to avoid. Returns whether one changed; otherwise the excluded marks stay excluded.
+    pub(crate) fn set(&mut self, key: MarkKey, avoided: u32) -> bool {
+        let is_new = (self.key, self.avoided) != (key, avoided);
+        if is_new {
             *self = Self::new(key, avoided);
         }
+        is_new
     }
 
     /// Returns the mark of a Service port. Another one has the same mark in one of 30,000,000 cases.

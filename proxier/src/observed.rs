@@ -1,14 +1,13 @@
 //! The observed state of the kernel: virtual servers and service addresses.
 
+use ipvs_netlink as ipvs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
-
-use ipvs_netlink as ipvs;
 
 use crate::definition::ServerDefinition;
-use crate::destinations::Destinations;
+use crate::destinations::{Destinations, planned};
 use crate::op::{AddressForm, Op};
+use crate::plan::Endpoints;
 use crate::split_map::SplitMap;
 
 /// The observed state.
@@ -66,7 +65,7 @@ pub struct Carrier {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedServer {
     /// Scheduler, flags and affinity.
-    pub definition: Arc<ServerDefinition>,
+    pub definition: ServerDefinition,
     /// Its destinations.
     pub destinations: Destinations,
 }
@@ -75,21 +74,9 @@ impl ObservedServer {
     /// Returns a virtual server without destinations.
     pub fn empty(service: &ipvs::Service) -> Self {
         Self {
-            definition: Arc::new(ServerDefinition::of(service)),
+            definition: ServerDefinition::of(service),
             destinations: Destinations::default(),
         }
-    }
-
-    /// Shares the memory of the desired definition and destinations, as far as they are equal.
-    pub(crate) fn share(
-        &mut self,
-        definition: &Arc<ServerDefinition>,
-        destinations: &Destinations,
-    ) {
-        if self.definition == *definition {
-            self.definition.clone_from(definition);
-        }
-        self.destinations.share(destinations);
     }
 
     /// Returns whether any destination has a weight above 0.
@@ -97,22 +84,22 @@ impl ObservedServer {
         self.destinations.iter().any(|it| it.weight > 0)
     }
 
-    /// Returns whether `ops` give the `desired` destinations to this virtual server, which has none yet.
+    /// Returns whether `ops` give all `endpoints` to this virtual server, which has no destination yet.
     ///
     /// [`ObservedServer::record`] would make a copy, although the plan's memory can be shared.
-    pub(crate) fn gets_all(&self, ops: &[&Op], desired: &Destinations) -> bool {
+    pub(crate) fn is_filled_by(&self, ops: &[&Op], endpoints: &Endpoints) -> bool {
         let added = ops.iter().map(|op| match **op {
             Op::AddDestination(_, destination) => Some(destination),
             _ => None,
         });
-        self.destinations.is_empty() && added.eq(desired.iter().map(Some))
+        self.destinations.is_empty() && added.eq(endpoints.iter().map(|it| Some(planned(it))))
     }
 
     /// Records that `ops`, which change this virtual server or its destinations, took effect.
     pub(crate) fn record(&mut self, ops: &[&Op]) {
         for op in ops {
             if let Op::SetService(service) = op {
-                self.definition = Arc::new(ServerDefinition::of(service));
+                self.definition = ServerDefinition::of(service);
             }
         }
         // All changes at once, because each change copies the destinations.
@@ -215,12 +202,6 @@ impl Observed {
     /// Returns whether `address` is local in any form of ours.
     pub fn has_address(&self, address: IpAddr) -> bool {
         self.addresses.contains_key(&address) || self.leftovers_of(address).next().is_some()
-    }
-
-    /// Frees the memory that many insertions in order of the keys left unused.
-    pub(crate) fn pack(&mut self) {
-        self.virtual_servers.pack();
-        self.addresses.pack();
     }
 
     /// Records that `op` took effect.

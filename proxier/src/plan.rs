@@ -1,10 +1,13 @@
-//! Computes the desired kernel state of this node from the snapshot.
+//! Computes from the snapshot which frontends this node serves, and with which endpoints.
 //!
 //! ```text
-//! Snapshot ─┐
-//! Machine  ─┼─▶ desired() ─▶ (Desired, Vec<Problem>)
-//! Config   ─┘
+//! Snapshot     ─┐
+//! Machine      ─┼─▶ desired() ─▶ (Desired, Vec<Problem>)
+//! Capabilities ─┤
+//! Config       ─┘
 //! ```
+//!
+//! The plan names frontends and endpoints. How a kernel or a relay serves them is the dataplane's matter.
 //!
 //! Pure and total: equal input gives equal output, and bad input gives a [`Problem`] instead of an
 //! error. [`Planner`] is the incremental form of the same function: it replans only the Services
@@ -15,20 +18,17 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipvs_netlink as ipvs;
-
-use crate::definition::ServerDefinition;
-use crate::destinations::Destinations;
-use crate::marks::Marks;
-use crate::model::{Protocol, ServicePortName};
+use crate::frontend::Frontend;
+use crate::model::{Protocol, SchedulerFlags, ServicePortName, TrafficPolicy};
 use crate::problem::Problem;
-use crate::split_map::SplitMap;
 use crate::store::{Snapshot, Touched};
 
-mod admission;
+mod access;
 mod context;
 mod elsewhere;
 mod endpoints;
+#[cfg(test)]
+pub(crate) mod example;
 mod health;
 mod node_ports;
 mod options;
@@ -37,7 +37,7 @@ mod precedence;
 mod relay_options;
 mod service;
 
-pub use admission::{Admission, Availability, MarkedClients, Scope};
+pub use access::{Access, Availability, Scope};
 pub(crate) use health::HealthCheck;
 pub use node_ports::NodePortAddresses;
 pub(crate) use options::drain;
@@ -50,7 +50,7 @@ pub struct PlanConfig {
     /// The name of this node, as `nodeName` of endpoints spells it.
     pub node_name: Arc<str>,
     /// The scheduler of Services without the annotation `scheduler`.
-    pub scheduler: ipvs::SchedulerName,
+    pub scheduler: Arc<str>,
     /// The addresses of this node that serve node ports.
     pub node_port_addresses: NodePortAddresses,
     /// Whether 127.0.0.1 serves node ports, too, if it is among `node_port_addresses`. Only a relay can
@@ -104,21 +104,31 @@ pub struct Machine {
     /// Addresses at which an earlier process served node ports; used until the Node object arrives.
     /// Without them, `--nodeport-addresses=primary` would delete all node ports until then.
     pub node_port_addresses: BTreeSet<IpAddr>,
-    /// Schedulers that the kernel rejected with `ENOENT`.
-    pub missing_schedulers: BTreeSet<ipvs::SchedulerName>,
-    /// The firewall marks of Service ports.
-    pub marks: Marks,
-    /// Whether a process relays the connections of all frontends, so that the options of relays have an
-    /// effect.
-    pub is_relayed: bool,
-    /// Whether that process can connect to endpoints from the addresses of clients.
-    pub can_keep_sources: bool,
-    /// Protocols that the dataplane cannot serve.
-    pub unsupported: BTreeSet<Protocol>,
     /// Addresses of other machines that no object tells.
     pub peers: Peers,
-    /// Virtual servers of other programs where Services ask for frontends. They are left alone.
-    pub foreign: BTreeSet<ipvs::ServiceKey>,
+    /// The frontends that another program serves, where Services ask for them. They are left alone.
+    pub foreign: BTreeSet<Frontend>,
+}
+
+/// What a dataplane can do, as far as the plan depends on it. The default is that of IPVS.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The schedulers that it lacks.
+    pub missing_schedulers: BTreeSet<Arc<str>>,
+    /// The protocols that it cannot serve.
+    pub unsupported: BTreeSet<Protocol>,
+    /// What its relay can do; `None` if no process relays connections, so that the options of relays have no effect.
+    pub relay: Option<RelayAbilities>,
+    /// Whether affinity with a timeout works everywhere. With IPVS it does not for clients inside the cluster at frontends
+    /// with policy Local, nor at port 21 of this node's addresses.
+    pub has_full_affinity: bool,
+}
+
+/// What a relay can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RelayAbilities {
+    /// Whether it can connect to endpoints from the addresses of clients.
+    pub keeps_sources: bool,
 }
 
 /// The addresses of other machines with which this machine speaks.
@@ -159,37 +169,102 @@ pub enum SourceFlaw {
     Unusable,
 }
 
-/// A desired virtual server. Its key is that of its entry in [`Desired`].
+/// The plan of one frontend.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VirtualServer {
-    /// What it has in common with others. Virtual servers with equal profiles share their memory.
+pub struct FrontendPlan {
+    /// What it has in common with others. Frontends with equal profiles share their memory.
     pub profile: Arc<Profile>,
-    /// Its destinations. Frontends of a Service port with the same destinations share their memory.
-    pub destinations: Destinations,
+    /// Its endpoints. Frontends of a Service port with the same endpoints share their memory.
+    pub endpoints: Endpoints,
+    /// The endpoints for clients inside the cluster, if these may differ: with external policy Local, clients inside reach
+    /// all endpoints, and clients outside only those of this node.
+    pub inside: Option<Box<InsidePlan>>,
     /// The Service port that it serves.
     pub owner: ServicePortName,
 }
 
-/// The properties of a virtual server that most others of the cluster have too.
+/// The properties of a frontend that most others of the cluster have too.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Profile {
-    /// Scheduler, flags and affinity.
-    pub definition: Arc<ServerDefinition>,
-    /// The kind of its frontend.
+    /// The kind of the frontend.
     pub kind: FrontendKind,
-    /// How long a removed destination may keep its connections.
+    /// The clients that may use it.
+    pub access: Access,
+    /// How connections are spread.
+    pub balancing: Balancing,
+    /// How long a removed endpoint may keep its connections.
     pub drain: Duration,
-    /// The clients that may use it; `None` for a firewall mark, which has no frontend.
-    pub admission: Option<Admission>,
-    /// How its connections are relayed, if they are.
+    /// How connections are relayed, if they are.
     pub relay: RelayOptions,
 }
 
-impl VirtualServer {
-    /// Returns whether `key` is one of the destinations.
-    pub fn has_destination(&self, key: &ipvs::DestinationKey) -> bool {
-        self.destinations.find(key).is_some()
+/// The plan of a frontend for clients inside the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InsidePlan {
+    /// How connections are spread.
+    pub balancing: Balancing,
+    /// The endpoints of all nodes.
+    pub endpoints: Endpoints,
+}
+
+/// How the connections of clients are spread over endpoints.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Balancing {
+    /// The scheduler.
+    pub scheduler: Arc<str>,
+    /// The options of a scheduler that hashes clients' addresses.
+    pub flags: SchedulerFlags,
+    /// How long a client that has no connection stays at its endpoint (session affinity); `None`: it does not.
+    pub affinity_secs: Option<u32>,
+}
+
+/// Endpoints, ordered, each address and port once. Copies share their memory.
+pub type Endpoints = Arc<[SelectedEndpoint]>;
+
+/// An endpoint that serves a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SelectedEndpoint {
+    /// Its address.
+    pub address: IpAddr,
+    /// The port at which it listens.
+    pub port: u16,
+    /// Its share of new connections; with 0 it gets none.
+    pub weight: u16,
+}
+
+impl FrontendPlan {
+    /// Returns whether clients outside the cluster use this endpoint, and clients inside if the plan does not
+    /// distinguish them.
+    pub fn has_endpoint(&self, address: IpAddr, port: u16) -> bool {
+        has_endpoint(&self.endpoints, address, port)
     }
+
+    /// Returns whether clients get wrong results without packet rules.
+    ///
+    /// Without the rules of source ranges, all clients are admitted. If rules do not tell clients inside the cluster from
+    /// others, they reach only the endpoints of this node. Without masquerade, an endpoint on another node answers an
+    /// outside client directly, and the client drops the answer for its wrong source.
+    pub fn needs_rules(&self) -> bool {
+        let access = &self.profile.access;
+        let is_masqueraded =
+            access.scope != Scope::Internal && access.policy == TrafficPolicy::Cluster;
+        access.source_ranges.is_some() || self.inside.is_some() || is_masqueraded
+    }
+}
+
+/// Returns the endpoint with this address and port.
+pub(crate) fn find_endpoint(
+    endpoints: &[SelectedEndpoint],
+    address: IpAddr,
+    port: u16,
+) -> Option<&SelectedEndpoint> {
+    let index = endpoints.binary_search_by_key(&(address, port), |it| (it.address, it.port));
+    endpoints.get(index.ok()?)
+}
+
+/// Returns whether `endpoints` have this address and port.
+pub(crate) fn has_endpoint(endpoints: &[SelectedEndpoint], address: IpAddr, port: u16) -> bool {
+    find_endpoint(endpoints, address, port).is_some()
 }
 
 /// The kinds of frontends, ordered by precedence.
@@ -206,9 +281,6 @@ pub enum FrontendKind {
     LoadBalancer,
     /// `spec.ports[].nodePort` on an address of the node.
     NodePort,
-    /// A firewall mark: with external policy Local, clients inside the cluster reach all endpoints, and
-    /// clients outside the cluster only those of this node.
-    Inside,
 }
 
 impl FrontendKind {
@@ -219,60 +291,32 @@ impl FrontendKind {
             Self::ExternalIp => "spec.externalIPs",
             Self::LoadBalancer => "status.loadBalancer.ingress",
             Self::NodePort => "spec.ports[].nodePort",
-            Self::Inside => "spec.externalTrafficPolicy",
         }
     }
 }
 
-/// The desired state of the kernel.
+/// What this node serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// All virtual servers.
-    pub virtual_servers: SplitMap<ipvs::ServiceKey, VirtualServer>,
+    /// All frontends.
+    pub frontends: BTreeMap<Frontend, FrontendPlan>,
     /// All service addresses to make local, each with its preferred source, if any.
-    pub addresses: SplitMap<IpAddr, Option<IpAddr>>,
-    /// Whether service addresses need the device `kube-ipvs0`, even if there are none now.
-    pub needs_carrier: bool,
+    pub addresses: BTreeMap<IpAddr, Option<IpAddr>>,
     /// The addresses of endpoints on this node.
     pub local_endpoints: BTreeSet<IpAddr>,
     /// The health checks for load balancers, by port of this node.
     pub health_checks: BTreeMap<u16, HealthCheck>,
 }
 
-impl Desired {
-    /// Returns the firewall mark of clients inside the cluster at the frontend `key`, if they have one.
-    pub fn mark(&self, key: &ipvs::ServiceKey) -> Option<u32> {
-        let admission = self.virtual_servers.get(key)?.profile.admission.as_ref()?;
-        Some(admission.inside.as_ref()?.mark)
-    }
-
-    /// Returns the virtual servers that must not exist without packet rules, and their addresses.
-    pub fn needing_rules(&self) -> (BTreeSet<ipvs::ServiceKey>, BTreeSet<IpAddr>) {
-        let needs_rules = |server: &VirtualServer| {
-            let admission = server.profile.admission.as_ref();
-            admission.is_some_and(Admission::needs_rules)
-        };
-        let needing = self.virtual_servers.iter();
-        let needing = needing.filter(|(_, server)| needs_rules(server));
-        let keys: BTreeSet<_> = needing.map(|(key, _)| key).collect();
-        let addresses = keys.iter().filter_map(ipvs::ServiceKey::address).collect();
-        (keys, addresses)
-    }
-
-    /// Returns the admission of the virtual server `key`, for the packet filter.
-    pub fn admission(&self, key: &ipvs::ServiceKey) -> Option<Admission> {
-        self.virtual_servers.get(key)?.profile.admission.clone()
-    }
-}
-
 /// Returns the desired state of the node, and the problems of its input.
 pub fn desired(
     snapshot: &Snapshot,
     machine: &Machine,
+    capabilities: &Capabilities,
     config: &PlanConfig,
 ) -> (Desired, Vec<Problem>) {
     let mut planner = Planner::new(config.clone());
-    planner.update(snapshot, machine, Touched::All);
+    planner.update(snapshot, machine, capabilities, Touched::All);
     let problems = planner.problems(snapshot);
     (planner.into_desired(), problems)
 }

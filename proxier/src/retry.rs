@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
+use crate::dataplane::ipvs::KernelParts;
 use crate::op::Op;
-use crate::plan::Changed;
 use crate::timer::Timer;
 
 /// The virtual servers and addresses of failed Ops, each with its own timer.
@@ -36,16 +36,16 @@ impl Retries {
     /// Returns the targets to try again at `now`, and clears their timers.
     ///
     /// At the end of the round, [`Retries::settle`] removes the targets that did not fail again.
-    pub(crate) fn take_due(&mut self, now: Duration) -> Changed {
+    pub(crate) fn take_due(&mut self, now: Duration) -> KernelParts {
         if let Some(timer) = &mut self.carrier
             && timer.is_due(now)
         {
             timer.clear();
         }
-        Changed {
+        KernelParts {
             virtual_servers: take_due(&mut self.virtual_servers, now),
             addresses: take_due(&mut self.addresses, now),
-            ..Changed::default()
+            ..KernelParts::default()
         }
     }
 
@@ -97,7 +97,7 @@ mod tests {
         mark: 1,
     };
 
-    fn servers(due: &Changed) -> Vec<ipvs::ServiceKey> {
+    fn servers(due: &KernelParts) -> Vec<ipvs::ServiceKey> {
         due.virtual_servers.iter().copied().collect()
     }
 
@@ -113,7 +113,7 @@ mod tests {
             let due = retries.next_due().unwrap();
             assert_eq!((due - now).as_secs(), pause);
             let early = retries.take_due(due - Duration::from_millis(1));
-            assert_eq!(early, Changed::default());
+            assert_eq!(early, KernelParts::default());
             now = due;
             assert_eq!(servers(&retries.take_due(now)), [KEY]);
         }

@@ -71,14 +71,6 @@ impl<K: SplitKey, V> SplitMap<K, V> {
         }
     }
 
-    /// Adds an entry for `key`. Returns `value` if there is one already.
-    pub(crate) fn insert_new(&mut self, key: K, value: V) -> Option<V> {
-        match key.short() {
-            Some(short) => insert_new(self.short.entry(short), value),
-            None => insert_new(self.long.entry(key), value),
-        }
-    }
-
     /// Removes the entry of `key`. Returns its value.
     pub fn remove(&mut self, key: &K) -> Option<V> {
         self.remove_if(key, |_| true)
@@ -154,16 +146,6 @@ impl<K: SplitKey, V> SplitMap<K, V> {
         let short = short.map(|(short, value)| (K::of_short(*short), value));
         let long = self.long.range(first..=last);
         short.chain(long.map(|(key, value)| (*key, value)))
-    }
-}
-
-fn insert_new<K: Ord, V>(entry: Entry<'_, K, V>, value: V) -> Option<V> {
-    match entry {
-        Entry::Vacant(free) => {
-            free.insert(value);
-            None
-        }
-        Entry::Occupied(_) => Some(value),
     }
 }
 
@@ -311,7 +293,6 @@ mod tests {
         split.pack();
         for (key, value) in &one {
             assert_eq!(split[key], *value);
-            assert_eq!(split.insert_new(*key, 99), Some(99));
             let range: Vec<_> = split.range(*key, *key).collect();
             assert_eq!(range, [(*key, value)]);
             assert_eq!(

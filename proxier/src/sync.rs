@@ -14,13 +14,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::dataplane::ipvs::{InsideMarks, Wanted};
 use crate::dataplane::{Dataplane, Failure};
 use crate::filter::{Filter, FilterConfig};
 use crate::ledger::{self, Ledger, LedgerFile, Territory};
 use crate::model::Cidr;
 use crate::observed::Observed;
 use crate::op::Op;
-use crate::plan::{Changed, Desired, Machine, PlanConfig, Planner};
+use crate::plan::{Capabilities, Changed, Desired, Machine, PlanConfig, Planner};
 use crate::problem::Problem;
 use crate::retry::Retries;
 use crate::store::{Event, Snapshot, Touched};
@@ -31,6 +32,7 @@ mod flows;
 mod foreign;
 mod health;
 mod kernel;
+mod learn;
 mod marks;
 mod node;
 mod problems;
@@ -58,6 +60,9 @@ pub struct Proxier<D> {
     input: Input,
     planner: Planner,
     machine: Machine,
+    capabilities: Capabilities,
+    /// The firewall marks of the plan.
+    marks: InsideMarks,
     kernel: KernelState,
     ledger: Ledger,
     /// `None` for a proxy that writes no packet rules.
@@ -70,7 +75,7 @@ pub struct Proxier<D> {
     /// Address ranges in which no virtual server is deleted.
     excluded: Vec<Cidr>,
     /// The changes of the plan since the last call of [`Proxier::take_changes`].
-    untaken: Changed,
+    untaken: (Changed, BTreeSet<ipvs_netlink::ServiceKey>),
     known_problems: Option<KnownProblems>,
 }
 
@@ -150,6 +155,8 @@ impl<D: Dataplane> Proxier<D> {
             input: Input::default(),
             planner: Planner::new(config),
             machine: Machine::default(),
+            capabilities: Capabilities::default(),
+            marks: InsideMarks::default(),
             kernel: KernelState::default(),
             ledger: Ledger::open(file)?,
             rules: None,
@@ -158,7 +165,7 @@ impl<D: Dataplane> Proxier<D> {
             schedulers: Schedulers::default(),
             held_back: BTreeSet::new(),
             excluded: Vec::new(),
-            untaken: Changed::default(),
+            untaken: Default::default(),
             known_problems: None,
         })
     }
@@ -306,14 +313,36 @@ impl<D: Dataplane> Proxier<D> {
         self.planner.desired()
     }
 
+    /// Returns the plan of the last round in the terms of IPVS.
+    pub fn wanted(&self) -> Wanted<'_> {
+        Wanted::new(self.planner.desired(), &self.marks)
+    }
+
+    /// Returns the firewall marks of the plan.
+    pub fn marks(&self) -> &InsideMarks {
+        &self.marks
+    }
+
+    /// Returns whether service addresses need the device `kube-ipvs0`.
+    ///
+    /// Even without a service address, because Felix restarts whenever the device appears or disappears.
+    pub(crate) fn needs_carrier(&self) -> bool {
+        self.planner.config().service_addresses.use_carrier()
+    }
+
     /// Returns the ledger.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// Returns what the planner knows of this machine, such as its addresses and missing schedulers.
+    /// Returns what the planner knows of this machine, such as its addresses.
     pub fn machine(&self) -> &Machine {
         &self.machine
+    }
+
+    /// Returns what the planner knows of the dataplane, such as missing schedulers.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
     }
 
     /// Consumes the proxier and returns its dataplane.

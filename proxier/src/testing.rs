@@ -39,6 +39,13 @@ pub mod dataplane {
         pub use crate::dataplane::answer_path::{TABLE, table};
     }
 
+    pub mod ipvs {
+        //! The plan in the terms of IPVS.
+        pub use crate::dataplane::ipvs::{
+            Admission, InsideMarks, KernelParts, MarkedClients, Wanted, WantedServer,
+        };
+    }
+
     pub mod fake {
         //! A kernel in memory.
         pub use crate::dataplane::fake::{FakeKernel, Fault};
@@ -62,7 +69,7 @@ pub mod definition {
 
 pub mod destinations {
     //! Destinations of a virtual server.
-    pub use crate::destinations::Destinations;
+    pub use crate::destinations::{Destinations, planned};
 }
 
 pub mod diff {
@@ -127,9 +134,10 @@ pub mod op {
 pub mod plan {
     //! The desired state.
     pub use crate::plan::{
-        Admission, Availability, Changed, Desired, FrontendKind, Machine, MarkedClients,
-        NodePortAddresses, Peers, PlanConfig, Planner, Profile, RelayOptions, Scope,
-        ServiceAddresses, SourceFlaw, VirtualServer, desired,
+        Access, Availability, Balancing, Capabilities, Changed, Desired, Endpoints, FrontendKind,
+        FrontendPlan, InsidePlan, Machine, NodePortAddresses, Peers, PlanConfig, Planner, Profile,
+        RelayAbilities, RelayOptions, Scope, SelectedEndpoint, ServiceAddresses, SourceFlaw,
+        desired,
     };
 }
 

@@ -8,11 +8,12 @@ use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 use proxier::testing::dataplane::fake::FakeKernel;
+use proxier::testing::dataplane::ipvs::Wanted;
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::dataplane::{Dataplane, Outcome};
 use proxier::testing::observed::{Carrier, LocalAddresses, Observed};
 use proxier::testing::op::Op;
-use proxier::testing::plan::{Desired, ServiceAddresses};
+use proxier::testing::plan::ServiceAddresses;
 use rustix::io::Errno;
 
 #[test]
@@ -85,9 +86,9 @@ fn the_carrier_exists_once_and_holds_the_addresses(kernel: &mut dyn Dataplane) {
 }
 
 fn observe(kernel: &mut dyn Dataplane) -> Observed {
-    kernel
-        .observe(&Desired::default(), &mut std::iter::empty())
-        .unwrap()
+    let (desired, marks) = Default::default();
+    let nothing = Wanted::new(&desired, &marks);
+    kernel.observe(nothing, &mut std::iter::empty()).unwrap()
 }
 
 /// Deletes everything but the carrier, for the next case.

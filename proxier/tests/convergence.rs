@@ -12,76 +12,80 @@ use proptest::collection::{btree_map, btree_set};
 use proptest::prelude::*;
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
-use proxier::testing::definition::ServerDefinition;
+use proxier::testing::dataplane::ipvs::{InsideMarks, Wanted};
 use proxier::testing::diff::{self, DeletionRules};
+use proxier::testing::frontend::Frontend;
 use proxier::testing::ledger::{Drains, Retired};
-use proxier::testing::model::{ObjectName, ServicePortName};
+use proxier::testing::model::{
+    Family, ObjectName, Protocol, SchedulerFlags, ServicePortName, TrafficPolicy,
+};
 use proxier::testing::observed::Observed;
 use proxier::testing::op::Op;
-use proxier::testing::plan::{Desired, FrontendKind, Profile, RelayOptions, VirtualServer};
+use proxier::testing::plan::{
+    Access, Availability, Balancing, Desired, FrontendKind, FrontendPlan, Profile, RelayOptions,
+    Scope, SelectedEndpoint,
+};
 
-/// Returns keys with few addresses and ports, so that random states overlap.
-fn key() -> impl Strategy<Value = ipvs::ServiceKey> {
-    let protocol = prop_oneof![Just(ipvs::Protocol::Tcp), Just(ipvs::Protocol::Udp)];
+/// Returns frontends with few addresses and ports, so that random states overlap.
+fn frontend() -> impl Strategy<Value = Frontend> {
+    let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)];
     let address = prop_oneof!["10\\.96\\.0\\.[1-3]", Just("fd00::1".to_owned())];
-    (protocol, address, 80..82_u16).prop_map(|(protocol, address, port)| {
-        ipvs::ServiceKey::Address {
-            protocol,
-            address: address.parse().unwrap(),
-            port,
-        }
+    (protocol, address, 80..82_u16).prop_map(|(protocol, address, port)| Frontend {
+        protocol,
+        address: address.parse().unwrap(),
+        port,
     })
 }
 
-fn virtual_server(
-    key: ipvs::ServiceKey,
+fn plan(
+    frontend: Frontend,
     scheduler: &str,
-    timeout_secs: u32,
-    weights: impl IntoIterator<Item = (u8, u32)>,
-) -> VirtualServer {
-    let mut service = ipvs::Service::new(key, scheduler.parse().unwrap());
-    service.timeout_secs = timeout_secs;
-    service.flags = ipvs::ServiceFlags::from_bits(timeout_secs);
-    let destination = |(last, weight): (u8, u32)| {
-        let address: IpAddr = match key.family() {
-            ipvs::Family::V4 => [10, 244, 0, last].into(),
-            ipvs::Family::V6 => [0xfd00, 0x244, 0, 0, 0, 0, 0, last.into()].into(),
-        };
-        ipvs::Destination::new(
-            ipvs::DestinationKey {
-                address,
-                port: 8080,
-            },
-            weight,
-        )
+    affinity_secs: u32,
+    weights: impl IntoIterator<Item = (u8, u16)>,
+) -> FrontendPlan {
+    let endpoint = |(last, weight): (u8, u16)| SelectedEndpoint {
+        address: match frontend.family() {
+            Family::V4 => [10, 244, 0, last].into(),
+            Family::V6 => [0xfd00, 0x244, 0, 0, 0, 0, 0, last.into()].into(),
+        },
+        port: 8080,
+        weight,
     };
-    let owner = ServicePortName {
-        service: ObjectName::new("default", "web"),
-        port: "".into(),
-    };
-    VirtualServer {
+    FrontendPlan {
         profile: Arc::new(Profile {
-            definition: Arc::new(ServerDefinition::of(&service)),
             kind: FrontendKind::ClusterIp,
+            access: Access {
+                scope: Scope::Internal,
+                policy: TrafficPolicy::Cluster,
+                endpoints: Availability::Usable,
+                source_ranges: None,
+            },
+            balancing: Balancing {
+                scheduler: scheduler.into(),
+                flags: SchedulerFlags::default(),
+                affinity_secs: (affinity_secs > 0).then_some(affinity_secs),
+            },
             drain: Duration::ZERO,
-            admission: None,
             relay: RelayOptions::default(),
         }),
-        destinations: weights.into_iter().map(destination).collect(),
-        owner,
+        endpoints: weights.into_iter().map(endpoint).collect(),
+        inside: None,
+        owner: ServicePortName {
+            service: ObjectName::new("default", "web"),
+            port: "".into(),
+        },
     }
 }
 
 fn desired() -> impl Strategy<Value = Desired> {
     let scheduler = prop_oneof![Just("rr"), Just("wlc")];
-    let server = (scheduler, 0..2_u32, btree_map(1..5_u8, 0..3_u32, 0..4));
-    btree_map(key(), server, 0..8).prop_map(|servers| {
+    let plan_parts = (scheduler, 0..2_u32, btree_map(1..5_u8, 0..3_u16, 0..4));
+    btree_map(frontend(), plan_parts, 0..8).prop_map(|plans| {
         let mut desired = Desired::default();
-        for (key, (scheduler, timeout_secs, weights)) in servers {
-            let server = virtual_server(key, scheduler, timeout_secs, weights);
-            desired.virtual_servers.insert(key, server);
-            desired.addresses.insert(address(&key), None);
-            desired.needs_carrier = true;
+        for (frontend, (scheduler, affinity_secs, weights)) in plans {
+            let plan = plan(frontend, scheduler, affinity_secs, weights);
+            desired.frontends.insert(frontend, plan);
+            desired.addresses.insert(frontend.address, None);
         }
         desired
     })
@@ -95,7 +99,8 @@ fn address(key: &ipvs::ServiceKey) -> IpAddr {
 }
 
 fn keys(desired: &Desired) -> BTreeSet<ipvs::ServiceKey> {
-    desired.virtual_servers.keys().collect()
+    let frontends = desired.frontends.keys();
+    frontends.map(|frontend| (*frontend).into()).collect()
 }
 
 /// Returns the ordered Ops that lead to `desired`. The virtual servers in `owned` are ours, and no
@@ -106,7 +111,10 @@ fn diff(desired: &Desired, observed: &Observed, owned: &BTreeSet<ipvs::ServiceKe
         drains: &Drains::default(),
         retired: &Retired::default(),
     };
-    let mut ops = diff::diff(desired, observed, &rules);
+    let needs_carrier = !desired.addresses.is_empty();
+    let marks = InsideMarks::default();
+    let wanted = Wanted::new(desired, &marks);
+    let mut ops = diff::diff(wanted, needs_carrier, observed, &rules);
     diff::sort(&mut ops, &BTreeSet::new());
     ops.iter().collect()
 }
@@ -121,11 +129,15 @@ fn programmed(desired: &Desired) -> FakeKernel {
 
 /// Returns whether the kernel has what `desired` asks for. Ignores foreign virtual servers.
 fn matches(desired: &Desired, state: &Observed) -> bool {
-    desired.addresses == state.addresses
-        && desired.virtual_servers.iter().all(|(key, wanted)| {
+    let marks = InsideMarks::default();
+    let addresses = desired
+        .addresses
+        .iter()
+        .map(|(address, source)| (*address, source));
+    addresses.eq(state.addresses.iter())
+        && Wanted::new(desired, &marks).iter().all(|(key, wanted)| {
             state.virtual_servers.get(&key).is_some_and(|found| {
-                wanted.profile.definition == found.definition
-                    && wanted.destinations == found.destinations
+                wanted.definition() == found.definition && found.destinations.are(wanted.endpoints)
             })
         })
 }
@@ -148,7 +160,7 @@ proptest! {
     #[test]
     fn the_diff_leads_from_any_state_to_the_desired_one(
         before in desired(),
-        foreign in btree_set(key(), 0..4),
+        foreign in btree_set(frontend().prop_map(ipvs::ServiceKey::from), 0..4),
         after in desired(),
     ) {
         let mut kernel = programmed(&before);

@@ -7,14 +7,17 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use ipvs_netlink::ServiceKey;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proxier::testing::frontend::Frontend;
 use proxier::testing::manifests::{self, Options};
 use proxier::testing::model::{
     Endpoint, EndpointSlice, Node, Service, ServicePortName, TrafficPolicy,
 };
-use proxier::testing::plan::{FrontendKind, Machine, PlanConfig, Planner, VirtualServer, desired};
+use proxier::testing::plan::{
+    Capabilities, FrontendKind, FrontendPlan, Machine, PlanConfig, Planner, SelectedEndpoint,
+    desired,
+};
 use proxier::testing::store::{Event, Parsed, Snapshot, Touched, Update};
 
 #[path = "kube_proxy_cases/scene.rs"]
@@ -57,8 +60,17 @@ proptest! {
         commands.iter().for_each(|command| scene.command(command));
         scene.plan();
         let desired = scene.planner.as_ref().unwrap().desired();
-        for (key, server) in desired.virtual_servers.iter() {
-            assert_destinations(&key, server, &scene.snapshot);
+        for (frontend, plan) in &desired.frontends {
+            let service = scene.snapshot.service(&plan.owner.service).unwrap();
+            let policy = match plan.profile.kind {
+                FrontendKind::ClusterIp => service.internal_policy,
+                _ => service.external_policy,
+            };
+            assert_endpoints(frontend, plan, &plan.endpoints, policy, &scene.snapshot);
+            if let Some(inside) = &plan.inside {
+                let all = TrafficPolicy::Cluster;
+                assert_endpoints(frontend, plan, &inside.endpoints, all, &scene.snapshot);
+            }
         }
     }
 }
@@ -215,7 +227,7 @@ proptest! {
         for (change, is_planned) in &changes {
             snapshot.apply(cluster.event(change), &mut touched);
             if *is_planned {
-                planner.update(&snapshot, &machine, std::mem::replace(&mut touched, Touched::none()));
+                planner.update(&snapshot, &machine, &Capabilities::default(), std::mem::replace(&mut touched, Touched::none()));
             }
         }
         snapshot.apply(Event::Node(cluster.node.clone()), &mut touched);
@@ -230,7 +242,7 @@ proptest! {
                 snapshot.apply(cluster.event(&Change::RestoreService(at)), &mut touched);
             }
         }
-        planner.update(&snapshot, &machine, touched);
+        planner.update(&snapshot, &machine, &Capabilities::default(), touched);
 
         let mut fresh = Snapshot::default();
         for event in [
@@ -243,7 +255,7 @@ proptest! {
         if is_relisted {
             prop_assert_eq!(content(&snapshot), content(&fresh));
         }
-        let from_scratch = desired(&fresh, &machine, planner.config());
+        let from_scratch = desired(&fresh, &machine, &Capabilities::default(), planner.config());
         prop_assert_eq!((planner.desired().clone(), planner.problems(&snapshot)), from_scratch);
     }
 }
@@ -259,13 +271,14 @@ fn content(snapshot: &Snapshot) -> Vec<(Service, Vec<EndpointSlice>)> {
 
 /// Asserts that the destinations are the endpoints that the traffic policy, the endpoints' states and
 /// the annotations of the Service permit.
-fn assert_destinations(key: &ServiceKey, server: &VirtualServer, snapshot: &Snapshot) {
-    let service = snapshot.service(&server.owner.service).unwrap();
-    let policy = match server.profile.kind {
-        FrontendKind::ClusterIp => service.internal_policy,
-        FrontendKind::Inside => TrafficPolicy::Cluster,
-        _ => service.external_policy,
-    };
+fn assert_endpoints(
+    frontend: &Frontend,
+    plan: &FrontendPlan,
+    endpoints: &[SelectedEndpoint],
+    policy: TrafficPolicy,
+    snapshot: &Snapshot,
+) {
+    let service = snapshot.service(&plan.owner.service).unwrap();
     let (has_topology_keys, has_weights) = match &service.annotations {
         Some(annotations) => (
             annotations.topology_keys.is_some(),
@@ -273,27 +286,14 @@ fn assert_destinations(key: &ServiceKey, server: &VirtualServer, snapshot: &Snap
         ),
         None => (false, false),
     };
-    let listening = listening(key, &server.owner, snapshot);
-    let destinations: BTreeSet<SocketAddr> = server
-        .destinations
+    let listening = listening(frontend, &plan.owner, snapshot);
+    let destinations: BTreeSet<SocketAddr> = endpoints
         .iter()
-        .map(|destination| SocketAddr::new(destination.key.address, destination.key.port))
+        .map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port))
         .collect();
-    assert_eq!(destinations.len(), server.destinations.len(), "{server:?}");
-    assert!(
-        server
-            .destinations
-            .iter()
-            .is_sorted_by_key(|destination| destination.key),
-        "{server:?}"
-    );
-    assert!(
-        has_weights
-            || server
-                .destinations
-                .iter()
-                .all(|destination| destination.weight == 1)
-    );
+    assert_eq!(destinations.len(), endpoints.len(), "{plan:?}");
+    assert!(endpoints.is_sorted(), "{plan:?}");
+    assert!(has_weights || endpoints.iter().all(|endpoint| endpoint.weight == 1));
 
     let is_permitted = |endpoint: &Endpoint| match policy {
         TrafficPolicy::Cluster => true,
@@ -315,13 +315,10 @@ fn assert_destinations(key: &ServiceKey, server: &VirtualServer, snapshot: &Snap
     };
     match has_topology_keys {
         // If no ready endpoint matches a key, terminating ones that match serve.
-        true => assert!(
-            destinations.is_subset(&(&ready | &last_resort)),
-            "{server:?}"
-        ),
+        true => assert!(destinations.is_subset(&(&ready | &last_resort)), "{plan:?}"),
         false => {
-            assert!(destinations.is_subset(candidates), "{server:?}");
-            assert_eq!(destinations.is_empty(), candidates.is_empty(), "{server:?}");
+            assert!(destinations.is_subset(candidates), "{plan:?}");
+            assert_eq!(destinations.is_empty(), candidates.is_empty(), "{plan:?}");
         }
     }
     if policy == TrafficPolicy::Local && !has_topology_keys {
@@ -334,7 +331,7 @@ fn assert_destinations(key: &ServiceKey, server: &VirtualServer, snapshot: &Snap
 
 /// Returns the endpoints of the port of `owner`, in any state, with their addresses.
 fn listening(
-    key: &ServiceKey,
+    frontend: &Frontend,
     owner: &ServicePortName,
     snapshot: &Snapshot,
 ) -> Vec<(SocketAddr, Endpoint)> {
@@ -344,7 +341,7 @@ fn listening(
         .iter()
         .find(|port| port.name == owner.port)
         .unwrap();
-    let is_v6 = key.family() == ipvs_netlink::Family::V6;
+    let is_v6 = frontend.address.is_ipv6();
     let mut found = Vec::new();
     for slice in snapshot.slices(&owner.service) {
         let endpoints = || slice.endpoints.iter().cloned();

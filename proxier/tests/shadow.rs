@@ -102,7 +102,7 @@ fn compare(kernel: FakeKernel, documents: &str) -> (String, String) {
 fn compare_with(kernel: FakeKernel, documents: &str, ranges: Vec<Cidr>) -> (String, String) {
     let config = PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".parse().unwrap(),
+        scheduler: "rr".into(),
         node_port_addresses: NodePortAddresses::default(),
         service_addresses: ServiceAddresses::Routes,
         drain: Duration::from_secs(3600),
@@ -134,6 +134,7 @@ fn compare_with(kernel: FakeKernel, documents: &str, ranges: Vec<Cidr>) -> (Stri
     let view = Compared {
         snapshot: proxier.snapshot(),
         planner: proxier.planner(),
+        wanted: proxier.wanted(),
         observed: proxier.observed(),
         retired: proxier.ledger().retired(),
     };

@@ -33,7 +33,7 @@ fn programmed(mut kernel: FakeKernel, writes: usize) -> Proxier<FakeKernel> {
     }
     let config = PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".parse().unwrap(),
+        scheduler: "rr".into(),
         node_port_addresses: NodePortAddresses::default(),
         has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Routes,

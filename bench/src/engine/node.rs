@@ -46,7 +46,7 @@ impl Step {
 pub(crate) fn config(drain: Duration) -> anyhow::Result<PlanConfig> {
     Ok(PlanConfig {
         node_name: NODE.into(),
-        scheduler: "rr".parse()?,
+        scheduler: "rr".into(),
         node_port_addresses: NodePortAddresses::parse(std::iter::empty())?,
         has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Routes,

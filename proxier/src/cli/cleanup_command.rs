@@ -178,7 +178,7 @@ impl<'a> Cleanup<'a> {
         }
         let config = PlanConfig {
             node_name: "".into(),
-            scheduler: "rr".parse()?,
+            scheduler: "rr".into(),
             node_port_addresses: NodePortAddresses::default(),
             has_localhost_node_ports: false,
             // The only plan that needs no carrier. Addresses of all forms are deleted.
@@ -215,8 +215,8 @@ impl<'a> Cleanup<'a> {
     fn preview(mut self) -> anyhow::Result<ExitCode> {
         let mut lines = Vec::new();
         let ops = self.planned()?;
-        let (desired, owned) = (self.proxier.desired(), self.proxier.ledger().owned());
-        let named = ops.iter().map(|op| NamedOp::new(op, desired, owned));
+        let (wanted, owned) = (self.proxier.wanted(), self.proxier.ledger().owned());
+        let named = ops.iter().map(|op| NamedOp::new(op, wanted, owned));
         lines.extend(named.map(|op| op.to_string()));
         let answers = self.answer_path.find()?;
         let ours = |table: &TableName| table.name == filter::TABLE;
@@ -315,10 +315,10 @@ impl<'a> Cleanup<'a> {
 
     /// Logs the Ops that succeeded.
     fn report(&self, ops: impl Iterator<Item = Op>, outcomes: &Outcomes) {
-        let (desired, owned) = (self.proxier.desired(), self.proxier.ledger().owned());
+        let (wanted, owned) = (self.proxier.wanted(), self.proxier.ledger().owned());
         for (op, outcome) in ops.zip(outcomes.iter()) {
             if outcome.is_ok() {
-                tracing::info!("{}", NamedOp::new(&op, desired, owned));
+                tracing::info!("{}", NamedOp::new(&op, wanted, owned));
             }
         }
     }

@@ -165,7 +165,7 @@ impl Flags {
             (false, PlanOutput::Ops) => ops(&preview, &proxier),
             (false, PlanOutput::Nft) => proxier.filter().map_or_else(String::new, nft),
             (false, PlanOutput::Json) => json(&JsonPlan {
-                plan: JsonReport::desired(proxier.desired(), &problems),
+                plan: JsonReport::desired(proxier.wanted(), &problems),
                 changes: (&comparison).into(),
             })?,
         };
@@ -181,6 +181,7 @@ fn compare<D: Dataplane>(preview: &Preview, proxier: &Proxier<D>) -> Comparison 
     let view = Compared {
         snapshot: proxier.snapshot(),
         planner: proxier.planner(),
+        wanted: proxier.wanted(),
         observed: proxier.observed(),
         retired: proxier.ledger().retired(),
     };
@@ -197,7 +198,7 @@ fn ops<D: Dataplane>(preview: &Preview, proxier: &Proxier<D>) -> String {
         true => format!("set packet rules: table inet {}\n", filter::TABLE),
         false => String::new(),
     };
-    let named = |op| NamedOp::new(op, proxier.desired(), proxier.ledger().owned());
+    let named = |op| NamedOp::new(op, proxier.wanted(), proxier.ledger().owned());
     let lines = preview.ops.iter().map(|op| format!("{}\n", named(op)));
     rules + &lines.collect::<String>()
 }

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use ipvs_netlink as ipvs;
 
 use super::flow::Flow;
+use crate::dataplane::ipvs::Wanted;
 use crate::frontend::Frontend;
 use crate::model::{Family, Protocol};
 use crate::op::Op;
-use crate::plan::Desired;
 
 /// The frontends with stale flows, and per frontend the endpoints whose flows stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,30 +40,26 @@ impl Stale {
     /// end by themselves. A frontend is included if it lost a destination, was deleted or was
     /// created. Clients may send packets to its address before it is created, and those flows have
     /// no endpoint.
-    pub fn from_ops<'a>(ops: impl IntoIterator<Item = &'a Op>, desired: &Desired) -> Self {
+    pub fn from_ops<'a>(ops: impl IntoIterator<Item = &'a Op>, wanted: Wanted<'_>) -> Self {
         let mut stale = Self::default();
         let mut marks = BTreeSet::new();
         for key in ops.into_iter().filter_map(changed) {
             match key {
-                ipvs::ServiceKey::Mark { mark, .. } => {
-                    marks.insert(mark);
-                }
-                _ => stale.add(&key, desired),
+                ipvs::ServiceKey::Mark { .. } => _ = marks.insert(key),
+                _ => stale.add(&key, wanted),
             }
         }
         if marks.is_empty() {
             return stale;
         }
         // The kernel tracks a flow to a mark's virtual server with the address that the client
-        // used, so the frontends of the mark are needed. `desired` no longer names those of a
+        // used, so the frontends of the mark are needed. The plan no longer names those of a
         // deleted mark: each frontend without a mark may have been one.
-        let wanted = desired.virtual_servers.keys();
-        let used: BTreeSet<u32> = wanted.filter_map(|key| desired.mark(&key)).collect();
-        let is_gone = marks.iter().any(|mark| !used.contains(mark));
-        for key in desired.virtual_servers.keys() {
-            let mark = desired.mark(&key);
+        let is_gone = marks.iter().any(|mark| !wanted.contains(mark));
+        for frontend in wanted.desired().frontends.keys() {
+            let mark = wanted.inside(frontend);
             if mark.map_or(is_gone, |mark| marks.contains(&mark)) {
-                stale.add(&key, desired);
+                stale.add(&(*frontend).into(), wanted);
             }
         }
         stale
@@ -81,20 +77,16 @@ impl Stale {
 
     /// Adds the frontend of `key`. Flows to its endpoints stay, and so do flows to the endpoints of
     /// its mark's virtual server.
-    fn add(&mut self, key: &ipvs::ServiceKey, desired: &Desired) {
+    fn add(&mut self, key: &ipvs::ServiceKey, wanted: Wanted<'_>) {
         let frontend = Frontend::of(key).filter(|it| it.protocol != Protocol::Tcp);
         let Some(frontend) = frontend else {
             return;
         };
-        let server = desired.virtual_servers.get(key);
-        let inside = desired.mark(key).and_then(|mark| {
-            let family = key.family();
-            let key = ipvs::ServiceKey::Mark { family, mark };
-            desired.virtual_servers.get(&key)
-        });
-        let servers = [server, inside].into_iter().flatten();
-        let destinations = servers.flat_map(|server| server.destinations.iter());
-        let endpoints = destinations.map(|it| (it.key.address, it.key.port).into());
+        let inside = wanted.inside(&frontend);
+        let inside = inside.and_then(|mark| wanted.get(&mark));
+        let servers = [wanted.get(key), inside].into_iter().flatten();
+        let endpoints = servers.flat_map(|server| server.endpoints.iter());
+        let endpoints = endpoints.map(|it| SocketAddr::new(it.address, it.port));
         self.frontends.insert(frontend, endpoints.collect());
     }
 
@@ -173,14 +165,10 @@ fn changed(op: &Op) -> Option<ipvs::ServiceKey> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
-
     use super::super::flow::{Handle, Tuple};
     use super::*;
-    use crate::definition::ServerDefinition;
-    use crate::model::{ObjectName, ServicePortName};
-    use crate::plan::{FrontendKind, Profile, RelayOptions, VirtualServer};
+    use crate::dataplane::ipvs::InsideMarks;
+    use crate::plan::{Desired, example};
 
     fn flow(protocol: Protocol, to: &str, answered_by: &str) -> Flow {
         let client = "10.244.1.4:5000".parse().unwrap();
@@ -214,26 +202,18 @@ mod tests {
     }
 
     fn desired(servers: &[(ipvs::ServiceKey, &[&str])]) -> Desired {
-        let mut desired = Desired::default();
-        for (key, endpoints) in servers {
-            let service = ipvs::Service::new(*key, "rr".parse().unwrap());
-            let server = VirtualServer {
-                profile: Arc::new(Profile {
-                    definition: Arc::new(ServerDefinition::of(&service)),
-                    kind: FrontendKind::ClusterIp,
-                    drain: Duration::ZERO,
-                    admission: None,
-                    relay: RelayOptions::default(),
-                }),
-                destinations: endpoints.iter().map(|it| destination(it)).collect(),
-                owner: ServicePortName {
-                    service: ObjectName::new("default", "dns"),
-                    port: Arc::from(""),
-                },
-            };
-            desired.virtual_servers.insert(*key, server);
+        let frontends = servers.iter().map(|(key, endpoints)| {
+            let frontend = Frontend::of(key).unwrap();
+            (frontend, example::cluster_ip(endpoints))
+        });
+        Desired {
+            frontends: frontends.collect(),
+            ..Desired::default()
         }
-        desired
+    }
+
+    fn stale_after(ops: &[Op], desired: &Desired) -> Stale {
+        Stale::from_ops(ops, Wanted::new(desired, &InsideMarks::default()))
     }
 
     #[test]
@@ -245,7 +225,7 @@ mod tests {
             Op::DeleteDestination(dns, destination("10.244.1.2:53").key),
             Op::DeleteService(gone),
         ];
-        let stale = Stale::from_ops(&ops, &desired);
+        let stale = stale_after(&ops, &desired);
         let is_stale = |to, by| stale.contains(&flow(Protocol::Udp, to, by));
         assert!(is_stale("10.96.0.10:53", "10.244.1.2:53"));
         assert!(is_stale("10.96.0.10:53", "10.244.1.3:54"), "another port");
@@ -268,7 +248,7 @@ mod tests {
         let desired = desired(&[(dns, &["10.244.1.3:53"]), (web, &["10.244.1.3:80"])]);
         let (family, mark) = (Family::V4, 7);
         let gone = Op::DeleteService(ipvs::ServiceKey::Mark { family, mark });
-        let stale = Stale::from_ops(&[gone], &desired);
+        let stale = stale_after(&[gone], &desired);
         let is_stale = |by| stale.contains(&flow(Protocol::Udp, "10.96.0.10:53", by));
         assert!(is_stale("10.244.2.2:53"), "an endpoint of the mark only");
         assert!(!is_stale("10.244.1.3:53"));
@@ -288,14 +268,18 @@ mod tests {
             Op::DeleteService(web),
             Op::DeleteAddress("10.96.0.10".parse().unwrap()),
         ];
-        assert!(Stale::from_ops(&ops, &desired).is_empty());
+        assert!(stale_after(&ops, &desired).is_empty());
     }
 
     #[test]
     fn only_the_needed_scopes_are_dumped() {
         let mut stale = Stale::default();
         for frontend in ["10.96.0.10:53", "10.96.0.11:53"] {
-            stale.add(&key(ipvs::Protocol::Udp, frontend), &Desired::default());
+            let gone = key(ipvs::Protocol::Udp, frontend);
+            stale.add(
+                &gone,
+                Wanted::new(&Desired::default(), &InsideMarks::default()),
+            );
         }
         let udp = DumpScope {
             family: Family::V4,

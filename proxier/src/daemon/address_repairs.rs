@@ -46,8 +46,8 @@ pub(super) fn line(applied: &Applied) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dataplane::ipvs::KernelParts;
     use crate::op::Ops;
-    use crate::plan::Changed;
 
     #[test]
     fn all_repairs_of_addresses_are_one_line() {
@@ -57,10 +57,10 @@ mod tests {
         let mut applied = Applied {
             outcomes: ops.iter().map(|_| Ok(())).collect(),
             ops,
-            drifted: Changed {
+            drifted: KernelParts {
                 addresses: addresses.collect(),
                 carrier: true,
-                ..Changed::default()
+                ..KernelParts::default()
             },
             ..Applied::default()
         };
@@ -75,7 +75,7 @@ mod tests {
             line(&applied).unwrap(),
             "repaired drift: another program changed 1 service address (10.96.0.9); programmed again"
         );
-        applied.drifted = Changed::default();
+        applied.drifted = KernelParts::default();
         assert_eq!(line(&applied), None);
     }
 }

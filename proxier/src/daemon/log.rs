@@ -310,7 +310,7 @@ impl RoundLog {
         let mut events = self.events.report(Coverage::Events, now);
         let mut repaired = 0;
         for (op, outcome) in applied.ops.iter().zip(applied.outcomes.iter()) {
-            let named = NamedOp::new(&op, proxier.desired(), proxier.ledger().owned());
+            let named = NamedOp::new(&op, proxier.wanted(), proxier.ledger().owned());
             match outcome {
                 Ok(()) if address_repairs::is_covered(applied, &op) => repaired += 1,
                 Ok(()) if applied.is_repair(&op) => {

@@ -6,10 +6,11 @@ use std::time::{Duration, SystemTime};
 use metrics::{counter, gauge};
 
 use crate::dataplane::Dataplane;
+use crate::dataplane::ipvs::Wanted;
 use crate::model::{Family, TrafficPolicy};
 use crate::observe::instruments::{FAMILIES, family_name};
 use crate::op::Op;
-use crate::plan::{Availability, Desired, Scope};
+use crate::plan::{Availability, Scope};
 use crate::problem::Problem;
 use crate::store::{Event, Update};
 use crate::sync::{Applied, Extent, Proxier};
@@ -121,7 +122,7 @@ impl Meter {
         }
         count_failures(applied);
         let desired = proxier.desired();
-        let servers = desired.virtual_servers.len();
+        let servers = proxier.wanted().len();
         series.virtual_servers.set(servers as f64);
         let addresses = desired.addresses.len();
         series.service_addresses.set(addresses as f64);
@@ -129,7 +130,7 @@ impl Meter {
         series.draining.set(draining as f64);
         if extent == Extent::All {
             // A walk over the whole plan is cheap beside a resync, but not beside the round of one event.
-            count_plan(desired);
+            count_plan(proxier.wanted());
             self.problems(problems);
         }
     }
@@ -168,24 +169,22 @@ impl Meter {
 }
 
 /// Records the metrics that need a walk over the plan.
-fn count_plan(desired: &Desired) {
+fn count_plan(wanted: Wanted<'_>) {
     let mut destinations = 0;
     let mut remote_only = BTreeMap::new();
-    for (key, server) in desired.virtual_servers.iter() {
-        destinations += server.destinations.len();
-        let Some(admission) = &server.profile.admission else {
-            continue;
-        };
-        if admission.policy == TrafficPolicy::Local
-            && admission.endpoints == Availability::RemoteOnly
-        {
-            let policy = match admission.scope {
+    for (_, server) in wanted.iter() {
+        destinations += server.endpoints.len();
+    }
+    for (frontend, plan) in &wanted.desired().frontends {
+        let access = &plan.profile.access;
+        if access.policy == TrafficPolicy::Local && access.endpoints == Availability::RemoteOnly {
+            let policy = match access.scope {
                 Scope::Internal => "internal",
                 Scope::External | Scope::NodePort => "external",
             };
-            let family = key.family();
+            let family = frontend.family();
             let services: &mut BTreeSet<_> = remote_only.entry((policy, family)).or_default();
-            services.insert(&server.owner.service);
+            services.insert(&plan.owner.service);
         }
     }
     gauge!("ipvs_proxier_destinations").set(destinations as f64);

@@ -67,13 +67,12 @@ impl Publisher {
         let wall = SystemTime::now();
         self.board.change(|facts| facts.end(refusal, now, wall));
         // Only the changes, so that a round for one event does not copy 10,000 entries.
-        let changed = proxier.take_changes();
+        let (changed, servers) = proxier.take_changes();
         let desired = proxier.desired();
         let check = |port: &u16| (*port, desired.health_checks.get(port).cloned());
         self.health_ports
             .update(changed.health_checks.iter().map(check));
-        self.owners
-            .follow(&changed.virtual_servers, &desired.virtual_servers);
+        self.owners.follow(&servers, proxier.wanted());
         self.health_ports
             .listen_at(proxier.health_check_addresses());
     }

@@ -20,7 +20,7 @@ use crate::store::{ObjectList, Parsed, Update};
 fn config() -> PlanConfig {
     PlanConfig {
         node_name: "here".into(),
-        scheduler: "rr".parse().unwrap(),
+        scheduler: "rr".into(),
         node_port_addresses: NodePortAddresses::default(),
         has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Routes,

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
+use super::ipvs::Wanted;
 use super::linux::Linux;
 use super::userspace::Userspace;
 use super::{Dataplane, Failure, Outcome, Portion};
@@ -23,7 +24,7 @@ use crate::conntrack::{Stale, Swept};
 use crate::marks::MarkKey;
 use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
 use crate::op::Op;
-use crate::plan::{Changed, Desired, Machine};
+use crate::plan::{Capabilities, Changed, Machine};
 use crate::problem::Problem;
 use crate::split_map::SplitMap;
 
@@ -64,6 +65,10 @@ impl Companion {
 impl Dataplane for Companion {
     fn machine(&mut self) -> Result<Machine, Failure> {
         self.linux.machine()
+    }
+
+    fn capabilities(&mut self, machine: &Machine) -> Capabilities {
+        self.linux.capabilities(machine)
     }
 
     fn link_addresses(&mut self) -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {
@@ -132,20 +137,20 @@ impl Dataplane for Companion {
         self.linux.sweep_flows(stale)
     }
 
-    fn admit(&mut self, desired: &Desired, changed: &Changed) {
+    fn admit(&mut self, wanted: Wanted<'_>, changed: &Changed) {
         if let Some(relay) = &mut self.relay {
-            let servers = changed.virtual_servers.iter().copied();
+            let frontends = changed.frontends.iter().copied();
             let relayed = Changed {
-                virtual_servers: servers.filter(is_relayed).collect(),
+                frontends: frontends.filter(|it| it.address.is_loopback()).collect(),
                 ..Changed::default()
             };
-            relay.admit(desired, &relayed);
+            relay.admit(wanted, &relayed);
         }
     }
 
-    fn problems(&self, desired: &Desired) -> Vec<Problem> {
+    fn problems(&self, wanted: Wanted<'_>) -> Vec<Problem> {
         let relay = self.relay.as_ref();
-        relay.map_or_else(Vec::new, |relay| relay.problems(desired))
+        relay.map_or_else(Vec::new, |relay| relay.problems(wanted))
     }
 
     fn problems_revision(&self) -> u64 {

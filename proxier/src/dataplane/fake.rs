@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
-use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
@@ -99,7 +98,7 @@ impl Dataplane for FakeKernel {
         let shown = |server: &ObservedServer| {
             let mut shown = server.clone();
             let flags = ipvs::ServiceFlags::PERSISTENT | ipvs::ServiceFlags::ONE_PACKET;
-            let definition = Arc::make_mut(&mut shown.definition);
+            let definition = &mut shown.definition;
             let bits = definition.flags.bits() & flags.bits();
             definition.flags = ipvs::ServiceFlags::from_bits(bits);
             definition.engine = None;

@@ -22,6 +22,7 @@ use rustix::thread::CapabilitySet;
 use schedulers::Registry;
 
 use super::answer_path::AnswerPath;
+use super::ipvs::Wanted;
 use super::linux::AddressTable;
 use super::{Dataplane, Failure, Outcome, Portion};
 use crate::conntrack::{Stale, Swept};
@@ -31,7 +32,7 @@ use crate::model::Protocol;
 use crate::namespace_lock::NamespaceLock;
 use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
 use crate::op::Op;
-use crate::plan::{Changed, Desired, Machine};
+use crate::plan::{Capabilities, Changed, Machine, RelayAbilities};
 use crate::problem::Problem;
 use crate::relay::{
     AffinityRoom, EndpointPool, Handling, InsideClients, Listening, OpenError, Relay, RelayLimits,
@@ -245,13 +246,12 @@ impl Userspace {
     /// Returns who may connect to a frontend, and to which endpoints.
     fn route(&self, key: &ipvs::ServiceKey, pool: &Arc<EndpointPool>) -> Route {
         let terms = self.terms.get(key);
-        let admission = terms.map(|terms| &terms.admission);
-        let mark = self.terms.mark(key);
+        let mark = terms.and_then(|terms| terms.inside);
         let inside = mark.and_then(|mark| self.servers.get(&mark));
         Route {
             pool: pool.clone(),
             inside: inside.map(|server| (self.inside.clone(), server.pool.clone())),
-            sources: admission.and_then(|admission| admission.source_ranges.clone()),
+            sources: terms.and_then(|terms| terms.sources.clone()),
             client_sources: terms.and_then(|terms| self.client_sources.of(&terms.options)),
             handling: terms.map_or_else(Handling::default, |terms| handling(&terms.options)),
         }
@@ -295,17 +295,22 @@ impl Dataplane for Userspace {
     fn machine(&mut self) -> Result<Machine, Failure> {
         let machine = self.machine.read_machine()?;
         self.inside.set_own(machine.addresses.clone());
-        let can_keep_sources = self.client_sources.check(&machine);
         // At each resync, for pools that get no new clients.
         let (pools, now) = (self.servers.values(), self.relay.now());
         pools.for_each(|server| server.pool.forget_clients(now));
-        Ok(Machine {
+        Ok(machine)
+    }
+
+    fn capabilities(&mut self, machine: &Machine) -> Capabilities {
+        Capabilities {
             // The relay could not keep SCTP's associations of several addresses.
             unsupported: [Protocol::Sctp].into(),
-            is_relayed: true,
-            can_keep_sources,
-            ..machine
-        })
+            relay: Some(RelayAbilities {
+                keeps_sources: self.client_sources.check(machine),
+            }),
+            has_full_affinity: true,
+            ..Capabilities::default()
+        }
     }
 
     fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {
@@ -355,27 +360,32 @@ impl Dataplane for Userspace {
         false
     }
 
-    fn problems(&self, desired: &Desired) -> Vec<Problem> {
-        self.circles(desired)
+    fn problems(&self, wanted: Wanted<'_>) -> Vec<Problem> {
+        self.circles(wanted)
     }
 
     fn problems_revision(&self) -> u64 {
         self.left_out.revision
     }
 
-    fn admit(&mut self, desired: &Desired, changed: &Changed) {
+    fn admit(&mut self, wanted: Wanted<'_>, changed: &Changed) {
+        let desired = wanted.desired();
         self.client_sources.follow(desired, changed);
-        self.left_out.note(&changed.virtual_servers);
-        for key in &changed.virtual_servers {
-            let server = desired.virtual_servers.get(key);
-            let (Some(server), Some(admission)) = (server, desired.admission(key)) else {
+        self.left_out.note(&changed.frontends);
+        for frontend in &changed.frontends {
+            let Some(plan) = desired.frontends.get(frontend) else {
                 // The restrictions of a removed frontend hold until its virtual server is deleted.
                 continue;
             };
-            let options = server.profile.relay;
-            self.terms.set(*key, Terms { admission, options });
+            let key = (*frontend).into();
+            let terms = Terms {
+                sources: plan.profile.access.source_ranges.clone(),
+                inside: wanted.inside(frontend),
+                options: plan.profile.relay,
+            };
+            self.terms.set(key, terms);
             // Only opening a listener can fail, and the frontend of an Op is updated again after it.
-            let _ = self.update(key);
+            let _ = self.update(&key);
         }
     }
 

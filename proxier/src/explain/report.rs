@@ -8,14 +8,13 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use serde::Serialize;
 
+use crate::dataplane::ipvs::Wanted;
 use crate::dataplane::{Dataplane, Failure};
 use crate::destinations::Destinations;
 use crate::ledger::{Drain, Ledger, Owned};
 use crate::observed::{CountedServer, LocalAddresses};
 use crate::op::Op;
-use crate::plan::Desired;
 use crate::problem::Problem;
-use crate::split_map::SplitMap;
 
 mod comparison;
 
@@ -107,35 +106,38 @@ struct ProblemEntry {
 
 impl JsonReport {
     /// Reports the desired state.
-    pub(crate) fn desired(desired: &Desired, problems: &[Problem]) -> Self {
-        let servers = desired.virtual_servers.iter();
-        let servers = servers.map(|(key, server)| {
-            let service = server.profile.definition.at(key);
-            (service, &server.destinations)
+    pub(crate) fn desired(wanted: Wanted<'_>, problems: &[Problem]) -> Self {
+        let mut servers: Vec<_> = wanted.iter().collect();
+        servers.sort_unstable_by_key(|(key, _)| *key);
+        let servers = servers.iter().map(|(key, server)| {
+            let destinations = Destinations::from(server.endpoints.clone());
+            (server.definition().at(*key), destinations)
         });
-        Self::new(servers, &desired.addresses, problems, None)
+        let addresses = wanted.desired().addresses.keys().copied().collect();
+        Self::new(servers, addresses, problems, None)
     }
 
     /// Reports the observed state.
     pub(crate) fn observed(observed: &KernelTable, ledger: &Ledger) -> Self {
         let servers = observed.virtual_servers.values();
-        let servers = servers.map(|found| (found.service(), &found.server.destinations));
-        Self::new(servers, &observed.local.addresses, &[], Some(ledger))
+        let servers = servers.map(|found| (found.service(), found.server.destinations.clone()));
+        let addresses = observed.local.addresses.keys().collect();
+        Self::new(servers, addresses, &[], Some(ledger))
     }
 
-    fn new<'a>(
-        servers: impl Iterator<Item = (ipvs::Service, &'a Destinations)>,
-        addresses: &SplitMap<IpAddr, Option<IpAddr>>,
+    fn new(
+        servers: impl Iterator<Item = (ipvs::Service, Destinations)>,
+        addresses: Vec<IpAddr>,
         problems: &[Problem],
         ledger: Option<&Ledger>,
     ) -> Self {
-        let servers = servers.filter_map(|(service, all)| ServerEntry::new(&service, all, ledger));
+        let servers = servers.filter_map(|(service, all)| ServerEntry::new(&service, &all, ledger));
         let (virtual_servers, firewall_marks) =
             servers.partition(|server| matches!(server.key, KeyEntry::Address { .. }));
         Self {
             virtual_servers,
             firewall_marks,
-            addresses: addresses.keys().collect(),
+            addresses,
             problems: problems.iter().map(ProblemEntry::from).collect(),
         }
     }
@@ -219,7 +221,7 @@ fn persistence_secs(service: &ipvs::Service) -> Option<u32> {
 /// An Op with the name of its Service port: `add service TCP 10.96.0.10:53 rr (kube-system/dns:tcp)`.
 pub(crate) struct NamedOp<'a> {
     op: &'a Op,
-    desired: &'a Desired,
+    wanted: Wanted<'a>,
     owned: &'a Owned,
 }
 
@@ -227,8 +229,8 @@ impl<'a> NamedOp<'a> {
     /// Finds the name in the desired state, or else in the ledger.
     ///
     /// A virtual server that `op` deletes is usually no longer desired; the ledger still names it.
-    pub(crate) fn new(op: &'a Op, desired: &'a Desired, owned: &'a Owned) -> Self {
-        Self { op, desired, owned }
+    pub(crate) fn new(op: &'a Op, wanted: Wanted<'a>, owned: &'a Owned) -> Self {
+        Self { op, wanted, owned }
     }
 }
 
@@ -239,11 +241,8 @@ impl fmt::Display for NamedOp<'_> {
             return Ok(());
         };
         // Only here, because most Ops are named for lines that are not written.
-        match (
-            self.desired.virtual_servers.get(&key),
-            self.owned.owner(&key),
-        ) {
-            (Some(server), _) => write!(f, " ({})", server.owner),
+        match (self.wanted.get(&key), self.owned.owner(&key)) {
+            (Some(server), _) => write!(f, " ({})", server.owner()),
             (None, Some(name)) => write!(f, " ({name})"),
             (None, None) => Ok(()),
         }

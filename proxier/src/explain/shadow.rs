@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 use serde::Serialize;
 
+use crate::dataplane::ipvs::Wanted;
 use crate::frontend::Frontend;
 use crate::ledger::Retired;
 use crate::model::{ObjectName, Protocol};
@@ -40,6 +41,8 @@ pub struct Compared<'a> {
     pub snapshot: &'a Snapshot,
     /// The plan.
     pub planner: &'a Planner,
+    /// The plan in the terms of IPVS.
+    pub wanted: Wanted<'a>,
     /// The present state of the kernel.
     pub observed: &'a Observed,
     /// The virtual servers that exist for open connections only.
@@ -153,9 +156,9 @@ impl Collected {
                 .or_insert(change);
             return;
         };
-        let server = view.desired().virtual_servers.get(&key);
+        let server = view.wanted.get(&key);
         let subject = server.map_or(Affected::NoService, |server| {
-            Affected::Service(server.owner.service.clone())
+            Affected::Service(server.owner().service.clone())
         });
         for (cause, change) in server::changes(op, &key, view) {
             let reason = (subject.clone(), key, cause, change.kind());
@@ -191,20 +194,19 @@ impl Collected {
 
 /// Returns a Service that uses `address`.
 fn user_of(address: IpAddr, desired: &Desired) -> Affected {
-    let servers = |protocol| {
-        let key = |port| {
-            ipvs::ServiceKey::from(Frontend {
-                address,
-                protocol,
-                port,
-            })
-        };
-        desired.virtual_servers.range(key(0), key(u16::MAX))
+    let frontend = |protocol, port| Frontend {
+        address,
+        protocol,
+        port,
     };
+    let (first, last) = (
+        frontend(Protocol::Tcp, 0),
+        frontend(Protocol::Sctp, u16::MAX),
+    );
     // Several Services may share an external IP. One is enough to say who needs the address.
-    let mut users = Protocol::ALL.into_iter().flat_map(servers);
-    users.next().map_or(Affected::Node, |(_, server)| {
-        Affected::Service(server.owner.service.clone())
+    let mut users = desired.frontends.range(first..=last);
+    users.next().map_or(Affected::Node, |(_, plan)| {
+        Affected::Service(plan.owner.service.clone())
     })
 }
 
@@ -261,18 +263,18 @@ pub(crate) struct Summary {
 impl Summary {
     /// Counts the virtual servers of the plan and of the kernel.
     pub(crate) fn of(ops: &[Op], view: &Compared<'_>) -> Self {
-        let desired = &view.desired().virtual_servers;
+        let wanted = view.wanted;
         let observed = &view.observed.virtual_servers;
         let touched: BTreeSet<_> = ops.iter().filter_map(Op::service_key).collect();
         let mut summary = Self::default();
-        for key in desired.keys() {
+        for key in wanted.keys() {
             match (observed.contains_key(&key), touched.contains(&key)) {
                 (false, _) => summary.added += 1,
                 (true, true) => summary.changed += 1,
                 (true, false) => summary.same += 1,
             }
         }
-        for key in observed.keys().filter(|key| !desired.contains_key(key)) {
+        for key in observed.keys().filter(|key| !wanted.contains(key)) {
             match (touched.contains(&key), view.retired.contains(&key)) {
                 (true, _) => summary.deleted += 1,
                 (false, false) => summary.foreign += 1,

@@ -7,9 +7,10 @@ use super::names::{
     EXTERNAL, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, INSIDE, LOCAL_ONLY, NOT_HERE, PerFamily,
     REFUSE, inside, ranges,
 };
+use crate::dataplane::ipvs::{Admission, MarkedClients};
 use crate::frontend::Frontend;
 use crate::model::{Networks, TrafficPolicy};
-use crate::plan::{Admission, Availability, MarkedClients, Scope};
+use crate::plan::{Availability, Scope};
 use nftables::{Chain, Element, Key, Match, Relation, Rule, Value, Verdict};
 
 /// The parts of the table that only one frontend uses.

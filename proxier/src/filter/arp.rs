@@ -205,10 +205,11 @@ impl Ruleset {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dataplane::ipvs::Admission;
     use crate::filter::FilterConfig;
     use crate::frontend::Frontend;
     use crate::model::{Protocol, TrafficPolicy};
-    use crate::plan::{Admission, Availability, Scope};
+    use crate::plan::{Availability, Scope};
 
     const ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 5);
 

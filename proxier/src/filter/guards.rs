@@ -12,9 +12,9 @@ use std::sync::Arc;
 use super::admission::key;
 use super::names::{GUARDED, REFUSE, SERVICE_ADDRESSES, ranges};
 use super::ruleset::Ruleset;
+use crate::dataplane::ipvs::Admission;
 use crate::frontend::Frontend;
 use crate::model::Protocol;
-use crate::plan::Admission;
 use nftables::{Chain, Element, Key, Rule, Verdict};
 
 /// The guards and service addresses of the table that stay until [`Ruleset::release`].

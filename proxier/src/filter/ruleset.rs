@@ -17,10 +17,11 @@ use super::names::{
     SERVICE_ADDRESSES, inside,
 };
 use super::tracked::{Changes, TrackedTable};
+use crate::dataplane::ipvs::{Admission, MarkedClients};
 use crate::frontend::Frontend;
 use crate::model::{Family, Node, TrafficPolicy};
 use crate::packed::pack;
-use crate::plan::{Admission, Availability, MarkedClients, Scope};
+use crate::plan::{Availability, Scope};
 use nftables::hash::{self, ElementHasher};
 use nftables::{Chain, Command, Element, Key, Set, Table, Value};
 

@@ -48,7 +48,7 @@ pub enum SourceAddress {
 }
 
 /// Flags of the schedulers `sh` and `mh`; others have none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SchedulerFlags {
     /// If the selected endpoint accepts no connections, select another one instead of rejecting the
     /// client (`ipvsadm`'s `sh-fallback`, `mh-fallback`).

@@ -18,9 +18,9 @@ use std::sync::{Mutex, PoisonError};
 
 use ipvs_netlink as ipvs;
 
+use crate::dataplane::ipvs::{Wanted, WantedServer};
 use crate::model::ServicePortName;
-use crate::plan::{FrontendKind, VirtualServer};
-use crate::split_map::SplitMap;
+use crate::plan::FrontendKind;
 
 pub(crate) use held::{Displaced, HeldTraffic, ReadPages};
 #[cfg(test)]
@@ -48,16 +48,17 @@ struct Known {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     port: ServicePortName,
-    kind: FrontendKind,
+    /// `None` for clients inside the cluster (a firewall mark).
+    kind: Option<FrontendKind>,
     destinations: usize,
 }
 
-impl From<&VirtualServer> for Owner {
-    fn from(server: &VirtualServer) -> Self {
+impl From<WantedServer<'_>> for Owner {
+    fn from(server: WantedServer<'_>) -> Self {
         Self {
-            port: server.owner.clone(),
-            kind: server.profile.kind,
-            destinations: server.destinations.len(),
+            port: server.owner().clone(),
+            kind: server.kind,
+            destinations: server.endpoints.len(),
         }
     }
 }
@@ -72,11 +73,7 @@ impl Owners {
     }
 
     /// Updates the names to the plan, which differs from that of the last call in `changed`.
-    pub fn follow(
-        &self,
-        changed: &BTreeSet<ipvs::ServiceKey>,
-        planned: &SplitMap<ipvs::ServiceKey, VirtualServer>,
-    ) {
+    pub fn follow(&self, changed: &BTreeSet<ipvs::ServiceKey>, planned: Wanted<'_>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut known.planned, planned.len());
         if planned.len() > self.limit {
@@ -131,60 +128,43 @@ pub(crate) fn destinations(owners: &BTreeMap<ipvs::ServiceKey, Owner>) -> usize 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
-
     use super::*;
-    use crate::definition::ServerDefinition;
-    use crate::destinations::Destinations;
-    use crate::model::ObjectName;
-    use crate::plan::{Profile, RelayOptions};
+    use crate::dataplane::ipvs::InsideMarks;
+    use crate::frontend::Frontend;
+    use crate::model::Protocol;
+    use crate::plan::{Desired, example};
 
     #[test]
     fn there_are_names_up_to_the_limit() {
-        let server = |key, kind| {
-            let service = ipvs::Service::new(key, "rr".parse().unwrap());
-            VirtualServer {
-                profile: Arc::new(Profile {
-                    definition: Arc::new(ServerDefinition::of(&service)),
-                    kind,
-                    drain: Duration::ZERO,
-                    admission: None,
-                    relay: RelayOptions::default(),
-                }),
-                destinations: Destinations::default(),
-                owner: ServicePortName {
-                    service: ObjectName::new("ns", "web"),
-                    port: "http".into(),
-                },
-            }
-        };
-        let key = ipvs::ServiceKey::Address {
-            protocol: ipvs::Protocol::Tcp,
-            address: [10, 96, 0, 1].into(),
+        let frontend = |last| Frontend {
+            protocol: Protocol::Tcp,
+            address: [10, 96, 0, last].into(),
             port: 80,
         };
-        let inside = ipvs::ServiceKey::Mark {
-            family: ipvs::Family::V4,
-            mark: 9,
-        };
+        let key = |last| ipvs::ServiceKey::from(frontend(last));
+        let marks = InsideMarks::default();
         let owners = Owners::new(1);
-        let mut planned = SplitMap::from_iter([(key, server(key, FrontendKind::ClusterIp))]);
-        owners.follow(&[key].into(), &planned);
-        assert!(owners.read().unwrap().contains_key(&key));
-
-        planned.insert(inside, server(inside, FrontendKind::Inside));
-        owners.follow(&[inside].into(), &planned);
+        let follow = |changed, planned: &[u8]| {
+            let plans = planned
+                .iter()
+                .map(|last| (frontend(*last), example::cluster_ip(&[])));
+            let desired = Desired {
+                frontends: plans.collect(),
+                ..Desired::default()
+            };
+            owners.follow(&[key(changed)].into(), Wanted::new(&desired, &marks));
+        };
+        follow(1, &[1]);
+        assert!(owners.read().unwrap().contains_key(&key(1)));
+        follow(2, &[1, 2]);
         let why = owners.read().unwrap_err().to_string();
         assert_eq!(
             why,
             "there are 2 virtual servers, above --service-metrics-limit=1"
         );
-        planned.remove(&inside);
-        owners.follow(&[inside].into(), &planned);
+        follow(2, &[1]);
         assert_eq!(owners.read().unwrap().len(), 1, "the names are back");
-        planned.clear();
-        owners.follow(&[key].into(), &planned);
+        follow(1, &[]);
         assert_eq!(owners.read().unwrap().len(), 0);
     }
 }

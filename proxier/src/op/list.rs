@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
 use super::{Op, Stage};
 use crate::definition::ServerDefinition;
-use crate::destinations::Destinations;
+use crate::destinations::planned;
+use crate::plan::Endpoints;
 
 /// The Ops of a round, in order.
 ///
@@ -25,9 +25,9 @@ pub struct Ops {
 #[derive(Clone, Debug)]
 enum OpGroup {
     /// The addition of a virtual server.
-    Service(ipvs::ServiceKey, Arc<ServerDefinition>),
-    /// Additions of these destinations, of which there is at least one.
-    Destinations(ipvs::ServiceKey, Destinations),
+    Service(ipvs::ServiceKey, Box<ServerDefinition>),
+    /// Additions of the destinations of these endpoints, of which there is at least one.
+    Destinations(ipvs::ServiceKey, Endpoints),
     /// The addition of an address with its source.
     Address(IpAddr, Option<IpAddr>),
     /// Any other Op. Boxed, because the groups of a start are of the other kinds, and half as large.
@@ -35,21 +35,12 @@ enum OpGroup {
 }
 
 impl Ops {
-    /// Makes room for the additions of virtual servers with their destinations, and of addresses.
-    ///
-    /// At a start, a vector that grows would be copied several times, each time into new memory.
-    pub(crate) fn reserve(&mut self, servers: usize, addresses: usize) {
-        // And for the few others, such as that of the carrier.
-        self.groups.reserve(2 * servers + addresses + 16);
-    }
-
     /// Appends an Op.
     pub fn push(&mut self, op: Op) {
         self.count += 1;
         self.groups.push(match op {
             Op::AddService(service) => {
-                let definition = Arc::new(ServerDefinition::of(&service));
-                OpGroup::Service(service.key, definition)
+                OpGroup::Service(service.key, Box::new(ServerDefinition::of(&service)))
             }
             Op::AddAddress(address, source) => OpGroup::Address(address, source),
             other => OpGroup::Other(Box::new(other)),
@@ -62,14 +53,14 @@ impl Ops {
     pub fn push_server(
         &mut self,
         key: ipvs::ServiceKey,
-        definition: &Arc<ServerDefinition>,
-        destinations: &Destinations,
+        definition: ServerDefinition,
+        endpoints: &Endpoints,
     ) {
-        self.count += 1 + destinations.len();
-        let group = OpGroup::Service(key, definition.clone());
+        self.count += 1 + endpoints.len();
+        let group = OpGroup::Service(key, Box::new(definition));
         self.groups.push(group);
-        if !destinations.is_empty() {
-            let group = OpGroup::Destinations(key, destinations.clone());
+        if !endpoints.is_empty() {
+            let group = OpGroup::Destinations(key, endpoints.clone());
             self.groups.push(group);
         }
     }
@@ -178,7 +169,8 @@ impl OpGroup {
             Self::Other(op) => (Some(**op), None),
         };
         let all = all.into_iter();
-        let all = all.flat_map(|(key, all)| all.iter().map(|it| Op::AddDestination(*key, it)));
+        let all =
+            all.flat_map(|(key, all)| all.iter().map(|it| Op::AddDestination(*key, planned(it))));
         one.into_iter().chain(all)
     }
 
@@ -251,6 +243,7 @@ impl fmt::Debug for Ops {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::SelectedEndpoint;
 
     fn key(number: u8) -> ipvs::ServiceKey {
         ipvs::ServiceKey::Address {
@@ -260,21 +253,24 @@ mod tests {
         }
     }
 
-    fn destination(number: u8) -> ipvs::Destination {
-        let address: std::net::SocketAddr = ([10, 128, 0, number], 8080).into();
-        ipvs::Destination::new(address.into(), 1)
+    fn endpoint(number: u8) -> SelectedEndpoint {
+        SelectedEndpoint {
+            address: [10, 128, 0, number].into(),
+            port: 8080,
+            weight: 1,
+        }
     }
 
     #[test]
     fn destinations_of_new_virtual_servers_are_ops_like_others() {
-        let add = |server, number| Op::AddDestination(key(server), destination(number));
+        let add = |server, number| Op::AddDestination(key(server), planned(&endpoint(number)));
         let mut ops = Ops::default();
         ops.push(Op::AddAddress([10, 96, 0, 1].into(), None));
-        let all: Destinations = (1..=3).map(destination).collect();
+        let all: Endpoints = (1..=3).map(endpoint).collect();
         let service = |number| ipvs::Service::new(key(number), "rr".parse().unwrap());
-        let definition = Arc::new(ServerDefinition::of(&service(2)));
-        ops.push_server(key(3), &definition, &Destinations::default());
-        ops.push_server(key(2), &definition, &all);
+        let definition = ServerDefinition::of(&service(2));
+        ops.push_server(key(3), definition, &Endpoints::default());
+        ops.push_server(key(2), definition, &all);
         ops.push(add(1, 9));
         ops.sort(|_, _| false);
         let sorted = [

@@ -1,12 +1,11 @@
 //! The input of a Service's plan other than the Service and its endpoints.
 
 use std::net::{IpAddr, Ipv4Addr};
-
-use ipvs_netlink as ipvs;
+use std::sync::Arc;
 
 use super::elsewhere::Elsewhere;
 use super::endpoints::Topology;
-use super::{Machine, PlanConfig, ServiceAddresses, SourceFlaw};
+use super::{Capabilities, Machine, PlanConfig, ServiceAddresses, SourceFlaw};
 use crate::model::Family;
 use crate::problem::Problem;
 use crate::store::Snapshot;
@@ -20,8 +19,9 @@ pub(super) struct Context<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) config: &'a PlanConfig,
     pub(super) machine: &'a Machine,
+    pub(super) capabilities: &'a Capabilities,
     /// The scheduler of Services without the annotation `scheduler`.
-    pub(super) scheduler: ipvs::SchedulerName,
+    pub(super) scheduler: Arc<str>,
     /// The addresses that serve node ports, by family.
     node_ports: [Vec<IpAddr>; 2],
     /// The preferred source of connections from this machine to service addresses, by family.
@@ -34,6 +34,7 @@ impl<'a> Context<'a> {
     pub(super) fn new(
         snapshot: &'a Snapshot,
         machine: &'a Machine,
+        capabilities: &'a Capabilities,
         config: &'a PlanConfig,
     ) -> Self {
         // While the Node is unknown: the addresses at which an earlier process served node ports.
@@ -57,7 +58,8 @@ impl<'a> Context<'a> {
             snapshot,
             config,
             machine,
-            scheduler: default_scheduler(config, machine),
+            capabilities,
+            scheduler: default_scheduler(config, capabilities),
             node_ports: [serving(Family::V4), serving(Family::V6)],
             sources: [Family::V4, Family::V6].map(|family| source(snapshot, machine, family)),
             elsewhere: Elsewhere::new(snapshot, machine),
@@ -74,10 +76,10 @@ impl<'a> Context<'a> {
         self.machine.has(address) || node.is_some_and(|node| node.addresses.contains(address))
     }
 
-    /// Returns the scheduler `name`; `None` if the kernel rejected it before.
-    pub(super) fn usable_scheduler(&self, name: &str) -> Option<ipvs::SchedulerName> {
-        let name = name.parse().ok()?;
-        (!self.machine.missing_schedulers.contains(&name)).then_some(name)
+    /// Returns the scheduler `name`; `None` if the dataplane lacks it.
+    pub(super) fn usable_scheduler(&self, name: &str) -> Option<Arc<str>> {
+        let is_missing = self.capabilities.missing_schedulers.contains(name);
+        (!is_missing).then(|| name.into())
     }
 
     /// Returns the addresses that serve node ports (`--nodeport-addresses`).
@@ -113,8 +115,8 @@ impl<'a> Context<'a> {
         if self.config.service_addresses != ServiceAddresses::Dummy {
             problems.extend(self.missing_sources());
         }
-        let wanted = self.config.scheduler;
-        if self.scheduler != wanted {
+        let wanted = &self.config.scheduler;
+        if self.scheduler != *wanted {
             let message = format!(
                 "is a scheduler that this kernel lacks; {} is used instead",
                 self.scheduler
@@ -188,13 +190,14 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Returns the operator's scheduler, or [`FALLBACK`] if the kernel lacks it.
-fn default_scheduler(config: &PlanConfig, machine: &Machine) -> ipvs::SchedulerName {
-    let chosen = config.scheduler;
-    if !machine.missing_schedulers.contains(&chosen) {
-        return chosen;
+/// Returns the operator's scheduler, or [`FALLBACK`] if the dataplane lacks it.
+fn default_scheduler(config: &PlanConfig, capabilities: &Capabilities) -> Arc<str> {
+    let chosen = &config.scheduler;
+    if capabilities.missing_schedulers.contains(chosen) {
+        FALLBACK.into()
+    } else {
+        chosen.clone()
     }
-    ipvs::SchedulerName::new(FALLBACK).unwrap_or(chosen)
 }
 
 /// Returns the preferred source of connections to service addresses of a family: the Node object's address if the

@@ -18,6 +18,7 @@ mod hints;
 mod topology;
 mod weights;
 
+use super::SelectedEndpoint;
 use hints::Hinting;
 pub(super) use topology::Topology;
 
@@ -32,15 +33,6 @@ pub(super) struct EndpointSets {
     pub(super) local: Vec<SelectedEndpoint>,
     /// Whether `local` has ready endpoints; if not, all of its endpoints are terminating.
     pub(super) is_local_ready: bool,
-}
-
-/// An endpoint that becomes a destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SelectedEndpoint {
-    /// The address and port that it listens on.
-    pub(super) address: SocketAddr,
-    /// Its share of new connections; with 0 it gets none.
-    pub(super) weight: u16,
 }
 
 impl EndpointSets {
@@ -59,7 +51,8 @@ impl EndpointSets {
         let keys = annotations.and_then(|annotations| annotations.topology_keys.as_deref());
         let weights = annotations.and_then(|annotations| annotations.weights.as_ref());
         let weigh = |(address, endpoint): Candidate<'_>| SelectedEndpoint {
-            address,
+            address: address.ip(),
+            port: address.port(),
             weight: weights::of(endpoint, weights, topology),
         };
         let all = candidates(slices, port, family);

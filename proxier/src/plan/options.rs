@@ -1,12 +1,9 @@
-//! The options of a Service's virtual servers: its annotations, or the operator's defaults.
+//! The options of a Service's frontends: its annotations, or the operator's defaults.
 
 use std::time::Duration;
 
-use ipvs_netlink as ipvs;
-
 use super::context::Context;
-use super::{PlanConfig, RelayOptions};
-use crate::definition::ServerDefinition;
+use super::{Balancing, PlanConfig, RelayOptions};
 use crate::model::{Annotations, SchedulerFlags, Service, TrafficPolicy, Weights};
 use crate::problem::Problem;
 
@@ -15,21 +12,18 @@ const SCHEDULER_FLAGS: &str = "metadata.annotations[ipvs-proxier.io/scheduler-fl
 const WEIGHTS: &str = "metadata.annotations[ipvs-proxier.io/weights]";
 const TOPOLOGY_KEYS: &str = "metadata.annotations[ipvs-proxier.io/topology-keys]";
 
-/// The options that all virtual servers of a Service share.
+/// The options that all frontends of a Service share.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct ServerOptions {
-    scheduler: ipvs::SchedulerName,
-    flags: ipvs::ServiceFlags,
-    affinity_secs: Option<u32>,
-    /// The scheduler that gives affinity without a timeout: it hashes clients' addresses. Used only with
-    /// affinity.
-    hashing: ipvs::SchedulerName,
-    /// How long a removed destination may keep its connections.
+pub(super) struct ServiceOptions {
+    pub(super) balancing: Balancing,
+    /// Affinity without a timeout: a scheduler that hashes clients' addresses. For where the dataplane has no other.
+    hashing: Balancing,
+    /// How long a removed endpoint may keep its connections.
     pub(super) drain: Duration,
     pub(super) relay: RelayOptions,
 }
 
-impl ServerOptions {
+impl ServiceOptions {
     /// Returns the options of `service`; appends unusable annotations to `problems`.
     pub(super) fn of(
         service: &Service,
@@ -43,19 +37,19 @@ impl ServerOptions {
             problems.push(Problem::new(object, field, value, message));
         };
         let scheduler = match annotations.scheduler.as_deref() {
-            None => context.scheduler,
+            None => context.scheduler.clone(),
             Some(wanted) => context.usable_scheduler(wanted).unwrap_or_else(|| {
                 let message = format!(
                     "is a scheduler that this kernel lacks; {} is used instead",
                     context.scheduler
                 );
                 report(SCHEDULER, wanted, message);
-                context.scheduler
+                context.scheduler.clone()
             }),
         };
-        let name = scheduler.as_str();
+        let name = &*scheduler;
         let flags = match annotations.scheduler_flags {
-            Some(flags) if is_hashing(name) => chosen_flags(flags),
+            Some(flags) if is_hashing(name) => flags,
             // The kernel lacks the requested scheduler. That problem is reported above; a second
             // one about its flags would only distract.
             Some(_) if annotations.scheduler.is_some() => default_flags(name),
@@ -88,59 +82,37 @@ impl ServerOptions {
         let hashing = hashing.find_map(|name| context.usable_scheduler(name));
         let needs_hashing = service.affinity_secs.is_some()
             && service.external_policy == TrafficPolicy::Local
-            && !context.machine.is_relayed;
+            && !context.capabilities.has_full_affinity;
         if hashing.is_none() && needs_hashing {
             let message = "needs the scheduler mh or sh for clients inside the cluster at frontends with \
                            externalTrafficPolicy Local, and this kernel lacks both; these clients have no \
                            affinity there";
             report("spec.sessionAffinity", "ClientIP", message.to_owned());
         }
-        let relay = RelayOptions::of(service, annotations, context.machine, &mut report);
+        let relay = RelayOptions::of(service, annotations, context.capabilities, &mut report);
         Self {
-            scheduler,
-            flags,
-            affinity_secs: service.affinity_secs,
-            hashing: hashing.unwrap_or(scheduler),
+            hashing: Balancing {
+                scheduler: hashing.unwrap_or_else(|| scheduler.clone()),
+                flags: SchedulerFlags::default(),
+                affinity_secs: None,
+            },
+            balancing: Balancing {
+                scheduler,
+                flags,
+                affinity_secs: service.affinity_secs,
+            },
             drain: drain(service, context.config),
             relay,
         }
     }
 
-    /// Returns the definition of a virtual server at which IPVS must not use persistence.
-    ///
-    /// A persistent virtual server of a firewall mark sends each packet to the port that the client used,
-    /// whatever port the endpoint has (`ip_vs_sched_persist`, Linux 6.1 to 7.2).
-    pub(super) fn without_persistence(&self, family: ipvs::Family) -> ServerDefinition {
-        let definition = self.definition(family);
-        if self.affinity_secs.is_none() {
-            return definition;
-        }
-        ServerDefinition {
-            scheduler: Some(self.hashing),
-            flags: ipvs::ServiceFlags::NONE,
-            timeout_secs: 0,
-            ..definition
-        }
-    }
-
-    /// Returns whether the Service has session affinity.
-    pub(super) fn has_affinity(&self) -> bool {
-        self.affinity_secs.is_some()
-    }
-
-    /// Returns the definition of the virtual servers of `family`.
-    pub(super) fn definition(&self, family: ipvs::Family) -> ServerDefinition {
-        // IPVS calls session affinity persistence.
-        let affinity = match self.affinity_secs {
-            Some(_) => ipvs::ServiceFlags::PERSISTENT,
-            None => ipvs::ServiceFlags::NONE,
-        };
-        ServerDefinition {
-            scheduler: Some(self.scheduler),
-            flags: self.flags | affinity,
-            timeout_secs: self.affinity_secs.unwrap_or_default(),
-            client_mask: ipvs::ClientMask::host(family),
-            engine: None,
+    /// Returns how connections are spread where affinity with a timeout may not be available.
+    pub(super) fn without_timeout(&self, context: &Context<'_>) -> &Balancing {
+        let has_affinity = self.balancing.affinity_secs.is_some();
+        if has_affinity && !context.capabilities.has_full_affinity {
+            &self.hashing
+        } else {
+            &self.balancing
         }
     }
 }
@@ -158,24 +130,13 @@ fn is_hashing(scheduler: &str) -> bool {
     matches!(scheduler, "sh" | "mh")
 }
 
-fn chosen_flags(flags: SchedulerFlags) -> ipvs::ServiceFlags {
-    let mut bits = ipvs::ServiceFlags::NONE;
-    if flags.fallback {
-        bits = bits | ipvs::ServiceFlags::SCHED1;
-    }
-    if flags.port {
-        bits = bits | ipvs::ServiceFlags::SCHED2;
-    }
-    bits
-}
-
 /// Returns the flags of a Service without annotation.
 ///
 /// As with kube-proxy, Maglev hashes the source port, too (`--ipvs-scheduler=mh`).
-fn default_flags(scheduler: &str) -> ipvs::ServiceFlags {
-    match scheduler {
-        "mh" => ipvs::ServiceFlags::SCHED2,
-        _ => ipvs::ServiceFlags::NONE,
+fn default_flags(scheduler: &str) -> SchedulerFlags {
+    SchedulerFlags {
+        fallback: false,
+        port: scheduler == "mh",
     }
 }
 

@@ -1,16 +1,16 @@
 //! The incremental form of [`super::desired`]: replans only the touched Services.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-
-use ipvs_netlink as ipvs;
 
 use super::context::Context;
 use super::elsewhere::Elsewhere;
 use super::health::HealthPorts;
 use super::precedence::{conflict, precedence};
 use super::service::{Requirements, requirements};
-use super::{Desired, Machine, PlanConfig, VirtualServer};
+use super::{Capabilities, Desired, FrontendPlan, Machine, PlanConfig};
+use crate::frontend::Frontend;
 use crate::model::ObjectName;
 use crate::problem::{MAX_PROBLEMS, Problem, ProblemList};
 use crate::store::{Snapshot, Touched};
@@ -36,14 +36,15 @@ use shared::SharedAddresses;
 pub struct Planner {
     config: PlanConfig,
     machine: Machine,
+    capabilities: Capabilities,
     /// What the last update knew of other machines.
     elsewhere: Elsewhere,
     desired: Desired,
     footprints: BTreeMap<ObjectName, Footprint>,
     /// The Services whose footprints have problems, so that [`Planner::problems`] need not walk over all.
     faulty: BTreeSet<ObjectName>,
-    /// Virtual servers that lost their frontend to another Service.
-    losers: BTreeMap<ipvs::ServiceKey, Vec<VirtualServer>>,
+    /// The plans of frontends that another Service got.
+    losers: BTreeMap<Frontend, Vec<FrontendPlan>>,
     /// The local addresses that several Services require. A kept address has one user more.
     shared_addresses: SharedAddresses,
     /// The addresses that stay local even if no Service requires them.
@@ -63,17 +64,12 @@ pub struct Planner {
 impl Planner {
     /// Returns a planner with an empty plan.
     pub fn new(config: PlanConfig) -> Self {
-        let desired = Desired {
-            // Even without a service address, because Felix restarts whenever the device appears or
-            // disappears.
-            needs_carrier: config.service_addresses.use_carrier(),
-            ..Desired::default()
-        };
         Self {
             config,
             machine: Machine::default(),
+            capabilities: Capabilities::default(),
             elsewhere: Elsewhere::default(),
-            desired,
+            desired: Desired::default(),
             footprints: BTreeMap::new(),
             faulty: BTreeSet::new(),
             losers: BTreeMap::new(),
@@ -88,18 +84,26 @@ impl Planner {
         }
     }
 
-    /// Replans the touched Services, or all if the machine changed.
+    /// Replans the touched Services, or all if the machine or the dataplane's capabilities changed.
     ///
     /// # Cost
     /// Proportional to the touched Services and their endpoints, times the logarithm of all. If the addresses of other
     /// machines changed, also linear in all Services, which are looked at but not planned.
-    pub fn update(&mut self, snapshot: &Snapshot, machine: &Machine, touched: Touched) -> Changed {
+    pub fn update(
+        &mut self,
+        snapshot: &Snapshot,
+        machine: &Machine,
+        capabilities: &Capabilities,
+        touched: Touched,
+    ) -> Changed {
         let elsewhere = Elsewhere::new(snapshot, machine);
         let moved = elsewhere.differences(&self.elsewhere);
         self.elsewhere = elsewhere;
         self.machine.peers.clone_from(&machine.peers);
         match touched {
-            Touched::Some(mut names) if self.machine == *machine => {
+            Touched::Some(mut names)
+                if self.machine == *machine && self.capabilities == *capabilities =>
+            {
                 if !moved.is_empty() {
                     let footprints = self.footprints.iter();
                     let concerned = footprints.filter(|(_, it)| it.concerns(&moved));
@@ -107,14 +111,14 @@ impl Planner {
                 }
                 self.replan(&names, snapshot)
             }
-            _ => self.replan_all(snapshot, machine),
+            _ => self.replan_all(snapshot, machine, capabilities),
         }
     }
 
     /// Returns whether `service` has `address`, but another machine does too, so that it is not programmed.
     pub(crate) fn is_elsewhere(&self, address: &IpAddr, service: &ObjectName) -> bool {
         let footprint = self.footprints.get(service);
-        footprint.is_some_and(|footprint| footprint.is_elsewhere(address))
+        footprint.is_some_and(|footprint| footprint.elsewhere.contains(address))
     }
 
     /// Returns the operator's choices.
@@ -125,14 +129,6 @@ impl Planner {
     /// Returns the plan.
     pub fn desired(&self) -> &Desired {
         &self.desired
-    }
-
-    /// Returns the firewall marks that several Service ports require.
-    pub(crate) fn contested_marks(&self) -> impl Iterator<Item = u32> + '_ {
-        self.losers.keys().filter_map(|key| match *key {
-            ipvs::ServiceKey::Mark { mark, .. } => Some(mark),
-            _ => None,
-        })
     }
 
     /// Returns the plan, without the state for updates.
@@ -159,26 +155,24 @@ impl Planner {
     pub(crate) fn list_problems(&self, snapshot: &Snapshot, problems: &mut ProblemList) {
         let faulty = self.faulty.iter();
         let footprints = faulty.filter_map(|name| self.footprints.get(name));
-        let of_services = footprints
-            .filter_map(Footprint::parts)
-            .flat_map(|parts| &parts.problems);
+        let of_services = footprints.flat_map(|footprint| &footprint.problems);
         problems.extend(&self.common_problems);
         problems.extend(snapshot.problems());
         problems.leave_out(snapshot.unlisted());
         problems.extend(of_services);
-        for (key, losers) in &self.losers {
-            if let Some(winner) = self.desired.virtual_servers.get(key) {
+        for (frontend, losers) in &self.losers {
+            if let Some(winner) = self.desired.frontends.get(frontend) {
                 for loser in losers {
-                    problems.add(|| conflict(*key, loser, winner));
+                    problems.add(|| conflict(*frontend, loser, winner));
                 }
             }
         }
         problems.extend(&self.health_ports.problems(snapshot));
     }
 
-    /// Returns the virtual servers of `key` that lost it to another Service.
-    pub fn losers(&self, key: &ipvs::ServiceKey) -> impl Iterator<Item = &VirtualServer> {
-        self.losers.get(key).into_iter().flatten()
+    /// Returns the plans of `frontend` that lost it to another Service.
+    pub fn losers(&self, frontend: &Frontend) -> impl Iterator<Item = &FrontendPlan> {
+        self.losers.get(frontend).into_iter().flatten()
     }
 
     /// Returns the addresses that stay local even if no Service requires them.
@@ -200,7 +194,8 @@ impl Planner {
             self.release_address(address);
         }
         let (machine, config) = (self.machine.clone(), self.config.clone());
-        let context = Context::new(snapshot, &machine, &config);
+        let capabilities = self.capabilities.clone();
+        let context = Context::new(snapshot, &machine, &capabilities, &config);
         for address in &self.kept_addresses - &before {
             self.require_address(address, &context);
         }
@@ -232,26 +227,30 @@ impl Planner {
     }
 
     /// Plans everything anew, and compares with the plan before.
-    fn replan_all(&mut self, snapshot: &Snapshot, machine: &Machine) -> Changed {
+    fn replan_all(
+        &mut self,
+        snapshot: &Snapshot,
+        machine: &Machine,
+        capabilities: &Capabilities,
+    ) -> Changed {
         let config = self.config.clone();
-        let context = Context::new(snapshot, machine, &config);
+        let context = Context::new(snapshot, machine, capabilities, &config);
         let empty = Self {
             machine: machine.clone(),
+            capabilities: capabilities.clone(),
             elsewhere: self.elsewhere.clone(),
             ..Self::new(config.clone())
         };
         let mut before = std::mem::replace(self, empty);
-        // Unchanged virtual servers keep theirs.
+        // Unchanged frontends keep theirs.
         self.profiles = before.profiles;
         self.problems_revision = before.problems_revision + 1;
         for &address in &before.kept_addresses {
             self.require_address(address, &context);
         }
         self.kept_addresses = before.kept_addresses;
-        // In order of names, so that the map can be made of them at once, without searches.
-        let mut footprints = Vec::with_capacity(snapshot.count_services());
         for mut service in snapshot.services() {
-            // Shares its memory with the ledger and with the unchanged virtual servers.
+            // Shares its memory with the ledger and with the unchanged frontends.
             if let Some((known, _)) = before.footprints.remove_entry(&service.name) {
                 service.name = known;
             }
@@ -259,22 +258,17 @@ impl Planner {
             self.limit_problems(&mut requirements);
             let footprint = Footprint::take(&mut requirements);
             self.claim(&service.name, requirements, &footprint, &context);
-            footprints.push((service.name, footprint));
+            self.footprints.insert(service.name, footprint);
         }
-        self.footprints = footprints.into_iter().collect();
-        let contested: Vec<ipvs::ServiceKey> = self.losers.keys().copied().collect();
-        for key in contested {
-            self.resolve(key, snapshot);
+        let contested: Vec<Frontend> = self.losers.keys().copied().collect();
+        for frontend in contested {
+            self.resolve(frontend, snapshot);
         }
         let ports: Vec<u16> = self.health_ports.ports().collect();
         for port in ports {
             self.choose_health_check(port, snapshot);
         }
         self.common_problems = context.problems();
-        // Nearly every entry is new, so the maps have much spare memory. After a partial update, packing
-        // would cost more than it saves.
-        self.desired.virtual_servers.pack();
-        self.desired.addresses.pack();
         Changed::between(before.desired, &mut self.desired)
     }
 
@@ -286,13 +280,14 @@ impl Planner {
         // Moved out of `self`, because the context borrows it while `self` changes. Not cloned, because a
         // node may have thousands of addresses.
         let machine = std::mem::take(&mut self.machine);
+        let capabilities = std::mem::take(&mut self.capabilities);
         let config = self.config.clone();
-        let context = Context::new(snapshot, &machine, &config);
+        let context = Context::new(snapshot, &machine, &capabilities, &config);
         let mut previous = Previous::default();
         previous.note_addresses(&self.desired, self.kept_addresses.iter().copied());
         self.renew_kept(&context);
         // All withdrawals come before all claims: a frontend may move between two touched Services. A known name
-        // shares its memory with the ledger and with the unchanged virtual servers.
+        // shares its memory with the ledger and with the unchanged frontends.
         let withdraw = |name: &ObjectName| match self.footprints.remove_entry(name) {
             Some((known, footprint)) => {
                 previous.note(&self.desired, &footprint);
@@ -312,14 +307,15 @@ impl Planner {
                 self.footprints.insert(service.name, footprint);
             }
         }
-        for &key in previous.virtual_servers.keys() {
-            self.resolve(key, snapshot);
+        for &frontend in previous.frontends.keys() {
+            self.resolve(frontend, snapshot);
         }
         for &port in previous.health_checks.keys() {
             self.choose_health_check(port, snapshot);
         }
         drop(context);
         self.machine = machine;
+        self.capabilities = capabilities;
         previous.compare(&mut self.desired)
     }
 
@@ -334,27 +330,24 @@ impl Planner {
         if self.faulty.remove(name) {
             self.problems_revision += 1;
         }
-        for &key in footprint.keys() {
-            let servers = &mut self.desired.virtual_servers;
-            let winner = servers.remove_if(&key, |winner| winner.owner.service == *name);
-            if winner.is_none()
-                && let Some(losers) = self.losers.get_mut(&key)
-            {
-                losers.retain(|server| server.owner.service != *name);
+        for frontend in &footprint.frontends {
+            let frontends = &mut self.desired.frontends;
+            let is_winner = |plan: &FrontendPlan| plan.owner.service == *name;
+            if frontends.get(frontend).is_some_and(is_winner) {
+                frontends.remove(frontend);
+            } else if let Some(losers) = self.losers.get_mut(frontend) {
+                losers.retain(|plan| plan.owner.service != *name);
             }
         }
-        for address in footprint.addresses() {
+        for &address in &footprint.addresses {
             self.release_address(address);
         }
-        let Some(parts) = footprint.parts() else {
-            return;
-        };
-        self.listed_problems -= parts.problems.len();
-        if let Some(port) = parts.health_port {
+        self.listed_problems -= footprint.problems.len();
+        if let Some(port) = footprint.health_port {
             self.problems_revision += u64::from(self.health_ports.is_contested(port));
             self.health_ports.withdraw(port, name);
         }
-        for &address in &parts.local_endpoints {
+        for &address in &footprint.local_endpoints {
             if self.shared_endpoints.remove_user(address) {
                 self.desired.local_endpoints.remove(&address);
             }
@@ -371,32 +364,31 @@ impl Planner {
         footprint: &Footprint,
         context: &Context<'_>,
     ) {
-        for (key, mut server) in requirements.servers {
-            self.profiles.share(&mut server.profile);
+        for (frontend, mut plan) in requirements.frontends {
+            self.profiles.share(&mut plan.profile);
             // The winner is chosen only after all claims, because a later one may have precedence. Nearly
             // always the frontend is free.
-            if let Some(rival) = self.desired.virtual_servers.insert_new(key, server) {
-                self.losers.entry(key).or_default().push(rival);
+            match self.desired.frontends.entry(frontend) {
+                Entry::Vacant(free) => _ = free.insert(plan),
+                Entry::Occupied(_) => self.losers.entry(frontend).or_default().push(plan),
             }
         }
         if let Some((port, check)) = requirements.health_check {
             self.health_ports.claim(port, check);
             self.problems_revision += u64::from(self.health_ports.is_contested(port));
         }
-        for address in footprint.addresses() {
+        for &address in &footprint.addresses {
             self.require_address(address, context);
         }
-        if let Some(parts) = footprint.parts() {
-            for &address in &parts.local_endpoints {
-                if !self.desired.local_endpoints.insert(address) {
-                    self.shared_endpoints.add_user(address);
-                }
+        for &address in &footprint.local_endpoints {
+            if !self.desired.local_endpoints.insert(address) {
+                self.shared_endpoints.add_user(address);
             }
-            if !parts.problems.is_empty() {
-                self.listed_problems += parts.problems.len();
-                self.problems_revision += 1;
-                self.faulty.insert(name.clone());
-            }
+        }
+        if !footprint.problems.is_empty() {
+            self.listed_problems += footprint.problems.len();
+            self.problems_revision += 1;
+            self.faulty.insert(name.clone());
         }
     }
 
@@ -410,21 +402,21 @@ impl Planner {
     }
 
     /// Gives a contested frontend to the claim with the highest precedence.
-    fn resolve(&mut self, key: ipvs::ServiceKey, snapshot: &Snapshot) {
-        let Some(mut claims) = self.losers.remove(&key) else {
+    fn resolve(&mut self, frontend: Frontend, snapshot: &Snapshot) {
+        let Some(mut claims) = self.losers.remove(&frontend) else {
             return;
         };
         self.problems_revision += 1;
-        claims.extend(self.desired.virtual_servers.remove(&key));
+        claims.extend(self.desired.frontends.remove(&frontend));
         // All are sorted, not only the winner found: the order of the losers must not depend on
         // that of the events.
         claims.sort_by_cached_key(|claim| precedence(claim, snapshot));
         let mut claims = claims.into_iter();
         if let Some(winner) = claims.next() {
-            self.desired.virtual_servers.insert(key, winner);
+            self.desired.frontends.insert(frontend, winner);
         }
         if claims.len() > 0 {
-            self.losers.insert(key, claims.collect());
+            self.losers.insert(frontend, claims.collect());
         }
     }
 }

@@ -2,9 +2,8 @@
 
 use std::time::SystemTime;
 
-use ipvs_netlink as ipvs;
-
-use super::{FrontendKind, VirtualServer};
+use super::{FrontendKind, FrontendPlan};
+use crate::frontend::Frontend;
 use crate::model::ObjectName;
 use crate::problem::Problem;
 use crate::store::Snapshot;
@@ -14,11 +13,11 @@ use crate::store::Snapshot;
 /// A cluster IP wins over all others. Among these, the older Service wins: a new one with an external IP at the node's
 /// address does not take an older one's node port.
 pub(super) fn precedence(
-    server: &VirtualServer,
+    plan: &FrontendPlan,
     snapshot: &Snapshot,
 ) -> (bool, (bool, Option<SystemTime>, ObjectName)) {
-    let is_external = server.profile.kind != FrontendKind::ClusterIp;
-    (is_external, age(&server.owner.service, snapshot))
+    let is_external = plan.profile.kind != FrontendKind::ClusterIp;
+    (is_external, age(&plan.owner.service, snapshot))
 }
 
 /// Returns a key that orders Services by age, the oldest first.
@@ -35,15 +34,11 @@ pub(super) fn age(
 }
 
 /// Returns the problem of a Service that lost a frontend to another one.
-pub(super) fn conflict(
-    key: ipvs::ServiceKey,
-    loser: &VirtualServer,
-    winner: &VirtualServer,
-) -> Problem {
+pub(super) fn conflict(frontend: Frontend, loser: &FrontendPlan, winner: &FrontendPlan) -> Problem {
     Problem::new(
         format_args!("Service {}", loser.owner.service),
         loser.profile.kind.field(),
-        key,
+        frontend,
         format!(
             "is a frontend of Service {} already; this Service does not get it",
             winner.owner.service

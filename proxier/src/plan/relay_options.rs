@@ -1,6 +1,6 @@
 //! The options of frontends that a process relays.
 
-use super::Machine;
+use super::Capabilities;
 use crate::model::{Annotations, Protocol, ProxyProtocol, Service, SourceAddress};
 
 const IDLE_TIMEOUT: &str = "metadata.annotations[ipvs-proxier.io/idle-timeout]";
@@ -24,7 +24,7 @@ impl RelayOptions {
     pub(super) fn of(
         service: &Service,
         annotations: &Annotations,
-        machine: &Machine,
+        capabilities: &Capabilities,
         report: &mut impl FnMut(&'static str, &str, String),
     ) -> Self {
         let Annotations {
@@ -45,22 +45,23 @@ impl RelayOptions {
                 .iter()
                 .any(|port| port.protocol == Protocol::Tcp)
         };
-        if machine.is_relayed {
+        if let Some(relay) = capabilities.relay {
             if proxy_protocol.is_some() && !has_tcp() {
                 let message =
                     "has no effect: the Service has no TCP port, and only TCP has such headers";
                 report(PROXY_PROTOCOL, version, message.to_owned());
             }
-            if wants_client && !machine.can_keep_sources {
+            if wants_client && !relay.keeps_sources {
                 let message = "needs a process with CAP_NET_ADMIN and a kernel with nf_tables, sockets in its rules \
                                (CONFIG_NFT_SOCKET) and policy routing; endpoints see this node's address";
                 report(SOURCE_ADDRESS, "client", message.to_owned());
             }
             return Self {
                 proxy_protocol,
-                source: match wants_client && machine.can_keep_sources {
-                    true => SourceAddress::Client,
-                    false => SourceAddress::Node,
+                source: if wants_client && relay.keeps_sources {
+                    SourceAddress::Client
+                } else {
+                    SourceAddress::Node
                 },
                 idle_timeout_secs,
             };

@@ -6,16 +6,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipvs_netlink as ipvs;
-
 use super::context::Context;
-use super::endpoints::{EndpointSets, SelectedEndpoint};
+use super::endpoints::EndpointSets;
 use super::health::HealthCheck;
-use super::options::ServerOptions;
+use super::options::ServiceOptions;
 use super::relay_options::SOURCE_ADDRESS;
-use super::{Admission, Availability, FrontendKind, MarkedClients, Profile, Scope, VirtualServer};
-use crate::definition::ServerDefinition;
-use crate::destinations::Destinations;
+use super::{
+    Access, Availability, Balancing, Endpoints, FrontendKind, FrontendPlan, InsidePlan, Profile,
+    Scope, SelectedEndpoint,
+};
 use crate::frontend::Frontend;
 use crate::model::{
     EndpointSlice, Family, Networks, Protocol, Service, ServicePort, ServicePortName,
@@ -23,7 +22,7 @@ use crate::model::{
 };
 use crate::problem::Problem;
 
-/// The number of virtual servers from which a set of their keys costs less than a search. The API server accepts
+/// The number of frontends from which a set of them costs less than a search. The API server accepts
 /// Services with 40,000 ports.
 const FEW: usize = 32;
 
@@ -33,8 +32,8 @@ const FTP: u16 = 21;
 /// The requirements of a Service. It does not get a frontend that an older Service requires too.
 #[derive(Debug, Default)]
 pub(super) struct Requirements {
-    /// Virtual servers, each key once.
-    pub(super) servers: Vec<(ipvs::ServiceKey, VirtualServer)>,
+    /// Frontends, each once.
+    pub(super) frontends: Vec<(Frontend, FrontendPlan)>,
     /// Addresses to make local, each once.
     pub(super) addresses: Vec<IpAddr>,
     /// Addresses of endpoints on this node.
@@ -70,12 +69,12 @@ pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirem
         service,
         slices: &slices,
         context,
-        options: ServerOptions::of(service, context, &mut requirements.problems),
+        options: ServiceOptions::of(service, context, &mut requirements.problems),
         requirements,
-        keys: HashSet::new(),
+        known: HashSet::new(),
     };
     for port in &service.ports {
-        if context.machine.unsupported.contains(&port.protocol) {
+        if context.capabilities.unsupported.contains(&port.protocol) {
             builder.reject_protocol(port);
             continue;
         }
@@ -109,7 +108,7 @@ fn health_check(service: &Service, slices: &[EndpointSlice], context: &Context<'
             let sets = EndpointSets::of(slices, service, port, family, &topology);
             if sets.is_local_ready {
                 let serving = sets.local.iter().filter(|endpoint| endpoint.weight > 0);
-                addresses.extend(serving.map(|endpoint| endpoint.address.ip()));
+                addresses.extend(serving.map(|endpoint| endpoint.address));
             }
         }
         (family, addresses.len())
@@ -133,20 +132,18 @@ struct RequirementsBuilder<'a> {
     service: &'a Service,
     slices: &'a [EndpointSlice],
     context: &'a Context<'a>,
-    options: ServerOptions,
+    options: ServiceOptions,
     requirements: Requirements,
-    /// The keys of all virtual servers, if there are [`FEW`] or more.
-    keys: HashSet<ipvs::ServiceKey>,
+    /// All frontends, if there are [`FEW`] or more.
+    known: HashSet<Frontend>,
 }
 
-/// The destinations of one port and family, for each traffic policy.
-struct PortDestinations {
-    cluster: Destinations,
-    local: Destinations,
+/// The endpoints of one port and family, for each traffic policy.
+struct PortEndpoints {
+    cluster: Endpoints,
+    local: Endpoints,
     /// The sources that may use load-balancer addresses; `None` if all may.
     source_ranges: Option<Networks>,
-    /// The way of clients inside the cluster, if they may reach other endpoints than clients outside.
-    inside: Option<MarkedClients>,
 }
 
 impl RequirementsBuilder<'_> {
@@ -162,85 +159,54 @@ impl RequirementsBuilder<'_> {
         ));
     }
 
-    /// Adds the virtual servers of one port and family.
+    /// Adds the frontends of one port and family.
     fn port(&mut self, port: &ServicePort, family: Family) {
         let (service, context) = (self.service, self.context);
-        let destinations = self.destinations(port, family);
+        let endpoints = self.endpoints(port, family);
         let of_family = |address: &&IpAddr| Family::from(**address) == family;
 
-        // In order of precedence, because `add` keeps the first virtual server of a frontend.
-        for &address in service.cluster_ips.iter().filter(of_family) {
-            let socket = SocketAddr::new(address, port.port);
-            self.frontend(port, FrontendKind::ClusterIp, socket, &destinations);
-        }
-        for &address in service.external_ips.iter().filter(of_family) {
-            let socket = SocketAddr::new(address, port.port);
-            self.frontend(port, FrontendKind::ExternalIp, socket, &destinations);
-        }
-        for &address in service.load_balancer_ips.iter().filter(of_family) {
-            let socket = SocketAddr::new(address, port.port);
-            self.frontend(port, FrontendKind::LoadBalancer, socket, &destinations);
+        // In order of precedence, because `add` keeps the first plan of a frontend.
+        for (kind, addresses) in [
+            (FrontendKind::ClusterIp, &service.cluster_ips),
+            (FrontendKind::ExternalIp, &service.external_ips),
+            (FrontendKind::LoadBalancer, &service.load_balancer_ips),
+        ] {
+            for &address in addresses.iter().filter(of_family) {
+                let socket = SocketAddr::new(address, port.port);
+                self.frontend(port, kind, socket, &endpoints);
+            }
         }
         if let Some(node_port) = port.node_port {
             for &address in context.node_port_addresses(family) {
                 let socket = SocketAddr::new(address, node_port);
-                self.frontend(port, FrontendKind::NodePort, socket, &destinations);
+                self.frontend(port, FrontendKind::NodePort, socket, &endpoints);
             }
         }
-        if let Some(MarkedClients { mark, .. }) = destinations.inside {
-            let key = ipvs::ServiceKey::Mark { family, mark };
-            let definition = self.options.without_persistence(family);
-            let profile = self.profile(port, FrontendKind::Inside, definition, None);
-            self.add(port, key, profile, destinations.cluster);
-        }
     }
 
-    fn destinations(&mut self, port: &ServicePort, family: Family) -> PortDestinations {
+    fn endpoints(&mut self, port: &ServicePort, family: Family) -> PortEndpoints {
         let topology = self.context.topology();
         let sets = EndpointSets::of(self.slices, self.service, port, family, &topology);
-        // A mark is needed even if both sets are equal. If it disappeared with the last remote
-        // endpoint, the kernel would reset the connections through its virtual server.
-        let needs_mark = self.has_local_external(port, family);
-        // The packet rules masquerade the connections of these endpoints to themselves.
-        let here: BTreeSet<IpAddr> = (sets.local.iter())
-            .map(|endpoint| endpoint.address.ip())
-            .collect();
-        self.requirements.local_endpoints.extend(&here);
+        // A dataplane masquerades the connections of these endpoints to themselves.
+        let here = sets.local.iter().map(|endpoint| endpoint.address);
+        self.requirements.local_endpoints.extend(here);
         let ranges = self.service.source_ranges.iter().copied();
         let ranges = Networks::new(family, ranges);
-        PortDestinations {
+        PortEndpoints {
             // Ranges of the other family restrict that family only.
             source_ranges: Some(ranges).filter(|ranges| !ranges.is_empty()),
-            inside: needs_mark.then(|| MarkedClients {
-                mark: (self.context.machine.marks).of(&self.owner(port), port.protocol, family),
-                here: here.into_iter().collect(),
-            }),
-            cluster: sets.cluster.into_iter().map(destination).collect(),
-            local: sets.local.into_iter().map(destination).collect(),
+            cluster: sets.cluster.into(),
+            local: sets.local.into(),
         }
     }
 
-    /// Returns whether `port` has a frontend for clients outside the cluster with policy Local.
-    ///
-    /// Only then may clients inside and outside the cluster reach different endpoints.
-    fn has_local_external(&self, port: &ServicePort, family: Family) -> bool {
-        let (service, context) = (self.service, self.context);
-        let of_family = |ip: &IpAddr| Family::from(*ip) == family;
-        let external = &service.external_ips;
-        let mut external = external.iter().chain(&service.load_balancer_ips);
-        let has_node_port =
-            || port.node_port.is_some() && !context.node_port_addresses(family).is_empty();
-        service.external_policy == TrafficPolicy::Local
-            && (external.any(of_family) || has_node_port())
-    }
-
-    /// Adds the virtual server of one frontend.
+    /// Adds one frontend.
     fn frontend(
         &mut self,
         port: &ServicePort,
         kind: FrontendKind,
         socket: SocketAddr,
-        destinations: &PortDestinations,
+        endpoints: &PortEndpoints,
     ) {
         if let Some(device) = self.context.machine.yielded.get(&socket.ip()) {
             return self.yield_to(device, kind, socket.ip());
@@ -252,9 +218,9 @@ impl RequirementsBuilder<'_> {
             _ if is_localhost => TrafficPolicy::Cluster,
             _ => self.service.external_policy,
         };
-        let destinations_of_policy = match policy {
-            TrafficPolicy::Cluster => &destinations.cluster,
-            TrafficPolicy::Local => &destinations.local,
+        let endpoints_of_policy = match policy {
+            TrafficPolicy::Cluster => &endpoints.cluster,
+            TrafficPolicy::Local => &endpoints.local,
         };
         let scope = match kind {
             FrontendKind::ClusterIp => Scope::Internal,
@@ -267,33 +233,51 @@ impl RequirementsBuilder<'_> {
         // contain the same address; its frontend must then have the ranges, too.
         let has_ranges =
             scope == Scope::External && self.service.load_balancer_ips.contains(&socket.ip());
-        let admission = Admission {
+        let access = Access {
             scope,
             policy,
-            endpoints: if accept_connections(destinations_of_policy) {
+            endpoints: if accept_connections(endpoints_of_policy) {
                 Availability::Usable
-            } else if accept_connections(&destinations.cluster) {
+            } else if accept_connections(&endpoints.cluster) {
                 Availability::RemoteOnly
             } else {
                 Availability::None
             },
-            source_ranges: destinations.source_ranges.clone().filter(|_| has_ranges),
-            inside: destinations.inside.clone().filter(|_| is_local_external),
+            source_ranges: endpoints.source_ranges.clone().filter(|_| has_ranges),
         };
         let frontend = Frontend {
             address: socket.ip(),
             protocol: port.protocol,
             port: socket.port(),
         };
-        let key = ipvs::ServiceKey::from(frontend);
-        if kind != FrontendKind::ClusterIp && self.context.machine.foreign.contains(&key) {
+        let machine = self.context.machine;
+        if kind != FrontendKind::ClusterIp && machine.foreign.contains(&frontend) {
             let message = "has a virtual server of another program, which is left alone: this Service is not served \
                            there. Delete that virtual server, or give the Service another address or port";
             return self.problem(kind.field(), frontend, message.to_owned());
         }
-        let definition = self.definition(&frontend);
-        let profile = self.profile(port, kind, definition, Some(admission));
-        self.add(port, key, profile, destinations_of_policy.clone());
+        // Clients inside are distinguished even if both lists are equal. Otherwise a dataplane would end their
+        // connections when the last remote endpoint disappears.
+        let inside = is_local_external.then(|| {
+            Box::new(InsidePlan {
+                balancing: self.options.without_timeout(self.context).clone(),
+                endpoints: endpoints.cluster.clone(),
+            })
+        });
+        let profile = Profile {
+            kind,
+            access,
+            balancing: self.balancing(&frontend),
+            drain: self.drain(port),
+            relay: self.options.relay.on(port.protocol),
+        };
+        let plan = FrontendPlan {
+            profile: Arc::new(profile),
+            endpoints: endpoints_of_policy.clone(),
+            inside,
+            owner: self.owner(port),
+        };
+        self.add(frontend, plan);
     }
 
     /// Reports that `device` has `address`, once for each address.
@@ -313,7 +297,7 @@ impl RequirementsBuilder<'_> {
     /// The message has no number of them: each change of an endpoint would be another Problem.
     fn check_sources(&mut self) {
         let Requirements {
-            servers,
+            frontends,
             local_endpoints,
             problems,
             ..
@@ -321,16 +305,14 @@ impl RequirementsBuilder<'_> {
         if self.options.relay.source == SourceAddress::Node {
             return;
         }
-        let is_pod_here = |destination: ipvs::Destination| {
-            let address = destination.key.address;
+        let is_pod_here = |endpoint: &SelectedEndpoint| {
+            let address = endpoint.address;
             let is_of_node = address.is_loopback() || self.context.machine.has(&address);
             local_endpoints.contains(&address) && !is_of_node
         };
         // With policy Local for clients outside, clients inside reach all endpoints whatever the operator does.
-        let frontends = servers.iter().map(|(_, server)| server);
-        let frontends = frontends.filter(|it| it.profile.kind != FrontendKind::Inside);
-        let mut destinations = frontends.flat_map(|server| server.destinations.iter());
-        if !destinations.all(is_pod_here) {
+        let mut endpoints = frontends.iter().flat_map(|(_, plan)| plan.endpoints.iter());
+        if !endpoints.all(is_pod_here) {
             let message = "has no effect for endpoints on other nodes, nor for processes of this node: their answers to a \
                            client would not return through this node, so they see its address; with the traffic \
                            policies Local, all endpoints are on this node";
@@ -343,54 +325,44 @@ impl RequirementsBuilder<'_> {
         }
     }
 
-    /// Returns whether the Service has no virtual server with this key yet.
-    fn is_new(&mut self, key: ipvs::ServiceKey) -> bool {
-        let servers = &self.requirements.servers;
-        if servers.len() < FEW {
-            return !servers.iter().any(|(known, _)| *known == key);
+    /// Returns whether the Service does not have the frontend yet.
+    fn is_new(&mut self, frontend: Frontend) -> bool {
+        let frontends = &self.requirements.frontends;
+        if frontends.len() < FEW {
+            return !frontends.iter().any(|(known, _)| *known == frontend);
         }
-        if self.keys.is_empty() {
-            self.keys.extend(servers.iter().map(|(known, _)| *known));
+        if self.known.is_empty() {
+            self.known.extend(frontends.iter().map(|(known, _)| *known));
         }
-        self.keys.insert(key)
+        self.known.insert(frontend)
     }
 
-    /// Adds a virtual server of `port`, unless the Service has one with the same key.
+    /// Adds a frontend, unless the Service has it.
     ///
     /// An external IP may equal a load-balancer address of the same Service.
-    fn add(
-        &mut self,
-        port: &ServicePort,
-        key: ipvs::ServiceKey,
-        profile: Profile,
-        destinations: Destinations,
-    ) {
-        if !self.is_new(key) {
-            return;
+    fn add(&mut self, frontend: Frontend, plan: FrontendPlan) {
+        if self.is_new(frontend) {
+            self.requirements.frontends.push((frontend, plan));
         }
-        let server = VirtualServer {
-            profile: Arc::new(profile),
-            destinations,
-            owner: self.owner(port),
-        };
-        self.requirements.servers.push((key, server));
     }
 
-    /// Returns the definition of the virtual server at `frontend`.
-    fn definition(&mut self, frontend: &Frontend) -> ServerDefinition {
-        let family = frontend.family();
+    /// Returns how the connections to `frontend` are spread.
+    fn balancing(&mut self, frontend: &Frontend) -> Balancing {
         // With persistence, IPVS' rule for FTP takes each TCP packet to an unprivileged port of the address that
         // has no virtual server (`ip_vs_service_find`). At service addresses, packet rules refuse other ports.
         let is_ftp = frontend.protocol == Protocol::Tcp && frontend.port == FTP;
-        if !is_ftp || !self.context.machine.has(&frontend.address) || !self.options.has_affinity() {
-            return self.options.definition(family);
+        if !is_ftp || !self.context.machine.has(&frontend.address) {
+            return self.options.balancing.clone();
         }
-        let message = format!(
-            "is by the hash of the client's address at {frontend}: there, affinity with a timeout would take \
-             the connections to other ports of this node's address"
-        );
-        self.problem("spec.sessionAffinity", "ClientIP", message);
-        self.options.without_persistence(family)
+        let balancing = self.options.without_timeout(self.context).clone();
+        if balancing.affinity_secs != self.options.balancing.affinity_secs {
+            let message = format!(
+                "is by the hash of the client's address at {frontend}: there, affinity with a timeout would take \
+                 the connections to other ports of this node's address"
+            );
+            self.problem("spec.sessionAffinity", "ClientIP", message);
+        }
+        balancing
     }
 
     /// Reports a problem of the Service, once.
@@ -403,23 +375,7 @@ impl RequirementsBuilder<'_> {
         }
     }
 
-    fn profile(
-        &self,
-        port: &ServicePort,
-        kind: FrontendKind,
-        definition: ServerDefinition,
-        admission: Option<Admission>,
-    ) -> Profile {
-        Profile {
-            definition: Arc::new(definition),
-            kind,
-            drain: self.drain(port),
-            admission,
-            relay: self.options.relay.on(port.protocol),
-        }
-    }
-
-    /// Returns how long removed destinations of `port` may keep their connections.
+    /// Returns how long removed endpoints of `port` may keep their connections.
     ///
     /// Only TCP drains: its connections end. A UDP client may send from one port for ever, and would
     /// keep a removed endpoint for ever. SCTP associations do not drain in kube-proxy, either.
@@ -441,10 +397,10 @@ impl RequirementsBuilder<'_> {
     ///
     /// An external IP may be an address of the node itself. The kernel has a local route to it already.
     fn make_local(&mut self, address: IpAddr) {
-        let is_at = |key: &ipvs::ServiceKey| key.address() == Some(address);
-        let mut servers = self.requirements.servers.iter();
+        let is_at = |frontend: &Frontend| frontend.address == address;
+        let mut frontends = self.requirements.frontends.iter();
         let is_foreign = self.context.machine.foreign.iter().any(is_at);
-        if is_foreign && !servers.any(|(key, _)| is_at(key)) {
+        if is_foreign && !frontends.any(|(frontend, _)| is_at(frontend)) {
             return;
         }
         let is_known = self.requirements.addresses.contains(&address);
@@ -454,13 +410,7 @@ impl RequirementsBuilder<'_> {
     }
 }
 
-/// Returns whether any destination has a weight above 0.
-fn accept_connections(destinations: &Destinations) -> bool {
-    destinations
-        .iter()
-        .any(|destination| destination.weight > 0)
-}
-
-fn destination(endpoint: SelectedEndpoint) -> ipvs::Destination {
-    ipvs::Destination::new(endpoint.address.into(), endpoint.weight.into())
+/// Returns whether any endpoint has a weight above 0.
+fn accept_connections(endpoints: &[SelectedEndpoint]) -> bool {
+    endpoints.iter().any(|endpoint| endpoint.weight > 0)
 }

@@ -1,11 +1,12 @@
 //! The result of a round.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::conntrack::Swept;
+use crate::dataplane::ipvs::KernelParts;
 use crate::dataplane::{Failure, Outcome};
 use crate::op::{Op, Ops};
-use crate::plan::Changed;
 
 /// The changes of a round and their failures.
 #[derive(Clone, Debug, Default)]
@@ -28,9 +29,9 @@ pub struct Applied {
     /// The virtual servers that are not created as long as the packet rules cannot be written.
     pub held_back: BTreeSet<ipvs_netlink::ServiceKey>,
     /// The drift that this round repairs.
-    pub drifted: Changed,
+    pub drifted: KernelParts,
     /// The schedulers that the kernel lacked before and has now. Services that request them use them again.
-    pub found_schedulers: Vec<ipvs_netlink::SchedulerName>,
+    pub found_schedulers: Vec<Arc<str>>,
 }
 
 impl Applied {

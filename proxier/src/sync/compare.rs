@@ -8,13 +8,13 @@ use ipvs_netlink as ipvs;
 
 use super::{Extent, Proxier};
 use crate::dataplane::Dataplane;
+use crate::dataplane::ipvs::{KernelParts, Wanted};
 use crate::diff::{
     DeletionRules, diff, diff_address, diff_carrier, diff_server, diff_stale_server, sort,
 };
 use crate::ledger::Ledger;
 use crate::model::ObjectName;
 use crate::op::Ops;
-use crate::plan::Changed;
 use crate::store::Snapshot;
 
 impl<D: Dataplane> Proxier<D> {
@@ -38,15 +38,17 @@ impl<D: Dataplane> Proxier<D> {
         let territory = self.input.territory(&self.machine, &self.excluded);
         let is_ours = |key: &ipvs::ServiceKey| territory.is_ours(key, self.ledger.owned());
         let rules = deletion_rules(&is_ours, &self.ledger);
-        diff(self.planner.desired(), &self.kernel.observed, &rules)
+        let observed = &self.kernel.observed;
+        diff(self.wanted(), self.needs_carrier(), observed, &rules)
     }
 
     /// Compares what is in `pending`, and begins its drains and retirements.
-    fn compare_pending(&mut self, pending: &Changed, now: Duration) -> Ops {
-        let (desired, observed) = (self.planner.desired(), &self.kernel.observed);
+    fn compare_pending(&mut self, pending: &KernelParts, now: Duration) -> Ops {
+        let wanted = Wanted::new(self.planner.desired(), &self.marks);
+        let observed = &self.kernel.observed;
         let (mut ops, mut stale) = (Ops::default(), Vec::new());
         for key in &pending.virtual_servers {
-            let Some(wanted) = desired.virtual_servers.get(key) else {
+            let Some(server) = wanted.get(key) else {
                 stale.push(*key);
                 continue;
             };
@@ -54,18 +56,18 @@ impl<D: Dataplane> Proxier<D> {
             if let Some(found) = found {
                 // It may have passed from another Service, or another program created it. The ledger must
                 // name its present Service, whose deletion deletes the virtual server at once.
-                self.ledger.own(*key, &wanted.owner);
-                self.ledger.recognise_drains(*key, wanted, found, now);
+                self.ledger.own(*key, server.owner());
+                self.ledger.recognise_drains(*key, &server, found, now);
             }
-            diff_server(*key, wanted, found, self.ledger.drains(), &mut ops);
+            diff_server(*key, &server, found, self.ledger.drains(), &mut ops);
         }
         self.compare_stale(&stale, &mut ops, now);
         let kept = self.keep_addresses();
         let (desired, observed) = (self.planner.desired(), &self.kernel.observed);
-        for &address in pending.addresses.union(&kept.addresses) {
+        for &address in pending.addresses.union(&kept) {
             diff_address(address, desired, observed, &mut ops);
         }
-        diff_carrier(desired, observed, &mut ops);
+        diff_carrier(self.needs_carrier(), desired, observed, &mut ops);
         ops
     }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use crate::conntrack::{Stale, Strays, Swept};
+use crate::dataplane::ipvs::Wanted;
 use crate::dataplane::{Dataplane, Failure};
 use crate::observed::ObservedServer;
 use crate::op::Op;
-use crate::plan::Desired;
 use crate::timer::Timer;
 
 /// The pause after a failed sweep.
@@ -53,10 +53,10 @@ impl Flows {
     pub(super) fn sweep(
         &mut self,
         dataplane: &mut impl Dataplane,
-        desired: &Desired,
+        wanted: Wanted<'_>,
         now: Duration,
     ) -> Option<Result<Swept, Failure>> {
-        let mut stale = Stale::from_ops(self.unswept.values(), desired);
+        let mut stale = Stale::from_ops(self.unswept.values(), wanted);
         stale.set_returned(self.strays.due(now));
         if stale.is_empty() {
             self.unswept.clear();

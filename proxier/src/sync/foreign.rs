@@ -11,11 +11,12 @@ use ipvs_netlink::{Forwarding, ServiceKey};
 
 use super::Proxier;
 use crate::dataplane::Dataplane;
-use crate::joined::joined;
+use crate::dataplane::ipvs::{KernelParts, Wanted};
+use crate::frontend::Frontend;
 use crate::model::ServicePortName;
 use crate::observed::Observed;
 use crate::op::AddressForm;
-use crate::plan::{Changed, FrontendKind, ServiceAddresses};
+use crate::plan::{FrontendKind, ServiceAddresses};
 use crate::store::Touched;
 
 /// The virtual servers that an earlier service proxy may have left.
@@ -77,33 +78,30 @@ impl<D: Dataplane> Proxier<D> {
         self.kernel.inherited = Some(inherited);
     }
 
-    /// Excludes the frontends among `keys` at which another program has a virtual server. Returns the differences in the
-    /// plan.
-    pub(super) fn exclude_foreign(&mut self, keys: &BTreeSet<ServiceKey>) -> Changed {
-        let found: Vec<ServiceKey> = (keys.iter().copied())
+    /// Excludes the frontends among `keys` at which another program has a virtual server. Returns what may differ in the
+    /// kernel because of that.
+    pub(super) fn exclude_foreign(&mut self, keys: &BTreeSet<ServiceKey>) -> KernelParts {
+        let found: Vec<Frontend> = (keys.iter())
             .filter(|key| self.is_foreign(key))
+            .filter_map(Frontend::of)
             .collect();
         self.replan_without(found)
     }
 
     /// Does the same for all frontends, and plans those again whose foreign virtual server is gone.
-    pub(super) fn exclude_all_foreign(&mut self) -> Changed {
+    pub(super) fn exclude_all_foreign(&mut self) -> KernelParts {
         let observed = &self.kernel.observed.virtual_servers;
         let before = self.machine.foreign.len();
         self.machine
             .foreign
-            .retain(|key| observed.contains_key(key));
-        let mut changed = Changed::default();
+            .retain(|frontend| observed.contains_key(&ServiceKey::from(*frontend)));
+        let mut changed = KernelParts::default();
         if self.machine.foreign.len() < before {
             changed = self.replan_without(Vec::new());
         }
-        let desired = &self.planner.desired().virtual_servers;
-        let observed = &self.kernel.observed.virtual_servers;
-        let both = joined(desired.iter(), observed.iter());
-        let both = both.filter_map(|(key, wanted, found)| {
-            (wanted.is_some() && found.is_some()).then_some(key)
-        });
-        let found = both.filter(|key| self.is_foreign(key)).collect();
+        let frontends = self.planner.desired().frontends.keys().copied();
+        let is_foreign = |frontend: &Frontend| self.is_foreign(&(*frontend).into());
+        let found = frontends.filter(is_foreign).collect();
         changed.extend(self.replan_without(found));
         self.own_lost();
         changed
@@ -118,9 +116,9 @@ impl<D: Dataplane> Proxier<D> {
         else {
             return;
         };
-        let desired = &self.planner.desired().virtual_servers;
+        let wanted = Wanted::new(self.planner.desired(), &self.marks);
         let mut lost = std::mem::take(&mut inherited.of_lost_ledger);
-        lost.retain(|key| !desired.contains_key(key) && !self.ledger.owned().contains(key));
+        lost.retain(|key| !wanted.contains(key) && !self.ledger.owned().contains(key));
         let Some(first) = lost.first() else {
             return;
         };
@@ -136,12 +134,13 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
-    fn replan_without(&mut self, foreign: Vec<ServiceKey>) -> Changed {
+    fn replan_without(&mut self, foreign: Vec<Frontend>) -> KernelParts {
         self.machine.foreign.extend(foreign);
         let snapshot = &self.input.snapshot;
-        let changed = (self.planner).update(snapshot, &self.machine, Touched::none());
-        self.follow_plan(&changed);
-        changed
+        let (machine, capabilities) = (&self.machine, &self.capabilities);
+        let none = Touched::none();
+        let changed = (self.planner).update(snapshot, machine, capabilities, none);
+        self.follow_plan(changed)
     }
 
     /// Returns whether the kernel has a virtual server of another program at this desired frontend.
@@ -150,18 +149,20 @@ impl<D: Dataplane> Proxier<D> {
             return false;
         }
         let observed = &self.kernel.observed;
-        let (Some(wanted), Some(address)) = (
-            self.planner.desired().virtual_servers.get(key),
-            key.address(),
-        ) else {
-            return false;
-        };
-        if wanted.profile.kind == FrontendKind::ClusterIp
-            || !observed.virtual_servers.contains_key(key)
-        {
+        if !observed.virtual_servers.contains_key(key) {
             return false;
         }
-        let is_node_port = wanted.profile.kind == FrontendKind::NodePort;
+        let Some(frontend) = Frontend::of(key) else {
+            return false;
+        };
+        let Some(plan) = self.planner.desired().frontends.get(&frontend) else {
+            return false;
+        };
+        if plan.profile.kind == FrontendKind::ClusterIp {
+            return false;
+        }
+        let address = frontend.address;
+        let is_node_port = plan.profile.kind == FrontendKind::NodePort;
         let is_inherited = (self.kernel.inherited.as_ref()).is_some_and(|inherited| {
             let is_node_port_left = is_node_port && inherited.at_node_addresses.contains(key);
             is_node_port_left || inherited.at_service_addresses.contains(key)

@@ -1,6 +1,9 @@
 //! The results of rounds that health checks and metrics read.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
+
+use ipvs_netlink::ServiceKey;
 
 use super::Proxier;
 use crate::dataplane::Dataplane;
@@ -8,8 +11,9 @@ use crate::model::Family;
 use crate::plan::Changed;
 
 impl<D: Dataplane> Proxier<D> {
-    /// Returns the parts of the plan that changed since the last call, also in rounds that failed.
-    pub fn take_changes(&mut self) -> Changed {
+    /// Returns the parts of the plan that changed since the last call, and the virtual servers that may differ because
+    /// of that, also in rounds that failed.
+    pub fn take_changes(&mut self) -> (Changed, BTreeSet<ServiceKey>) {
         std::mem::take(&mut self.untaken)
     }
 
@@ -40,7 +44,7 @@ impl<D: Dataplane> Proxier<D> {
             return Some("the kernel refuses the packet rules".to_owned());
         }
         let desired = self.planner.desired();
-        let planned = desired.virtual_servers.len() + desired.addresses.len();
+        let planned = self.wanted().len() + desired.addresses.len();
         let refused = self.retries.len();
         (refused * 2 > planned).then(|| {
             format!("the kernel refuses {refused} of {planned} virtual servers and addresses")

@@ -6,10 +6,11 @@ use std::time::Duration;
 use ipvs_netlink::{Family, ServiceKey};
 
 use super::foreign::Inherited;
+use crate::dataplane::ipvs::{KernelParts, Wanted};
 use crate::dataplane::{Dataplane, Failure, Portion};
 use crate::ledger::Owned;
 use crate::observed::{Carrier, Observed};
-use crate::plan::{Changed, Desired};
+use crate::plan::Desired;
 use crate::problem::Problem;
 use crate::split_map::SplitMap;
 use crate::timer::Timer;
@@ -45,7 +46,7 @@ pub(super) struct KernelState {
     /// The number of looks at the beginning since the last look or read of all virtual servers.
     glances: u32,
     /// The virtual servers and addresses that the next round compares.
-    pub(super) pending: Changed,
+    pub(super) pending: KernelParts,
     /// The virtual servers without a record that an earlier service proxy left; `None` before the first read.
     pub(super) inherited: Option<Inherited>,
 }
@@ -58,7 +59,7 @@ impl Default for KernelState {
             knows_addresses: false,
             suspects_drift: false,
             follow_up: Timer::retry(),
-            pending: Changed::default(),
+            pending: KernelParts::default(),
             inherited: None,
             read_at: Duration::ZERO,
             glances: 0,
@@ -91,13 +92,13 @@ impl KernelState {
         &mut self,
         expected: Option<Observed>,
         dataplane: &mut impl Dataplane,
-        desired: &Desired,
+        wanted: Wanted<'_>,
         owned: &Owned,
         now: Duration,
-    ) -> Result<Changed, Failure> {
+    ) -> Result<KernelParts, Failure> {
         let Some(mut expected) = expected else {
-            self.read_all(dataplane, desired, owned, now)?;
-            return Ok(Changed::default());
+            self.read_all(dataplane, wanted, owned, now)?;
+            return Ok(KernelParts::default());
         };
         let rarity = rarity(&expected);
         let may_look = now < self.read_at + READ_PERIOD * rarity;
@@ -107,8 +108,8 @@ impl KernelState {
         };
         // Without `may_look`, a full read is due for the fields that no look shows.
         if !may_look || !dataplane.shows_virtual_servers(&expected.virtual_servers, portion) {
-            self.read_all(dataplane, desired, owned, now)?;
-            return Ok(drift(&expected, &self.observed, desired));
+            self.read_all(dataplane, wanted, owned, now)?;
+            return Ok(drift(&expected, &self.observed, wanted));
         }
         self.glances = match portion {
             Portion::Beginning => self.glances + 1,
@@ -117,7 +118,7 @@ impl KernelState {
         // The kernel reports changes of routes, so reading them can wait for a look at the whole table.
         if portion == Portion::Beginning && self.knows_addresses {
             self.observed = expected;
-            return Ok(Changed::default());
+            return Ok(KernelParts::default());
         }
         let before = expected.replace_addresses(dataplane.addresses()?);
         let before = (&before.addresses, before.carrier);
@@ -129,11 +130,11 @@ impl KernelState {
     fn read_all(
         &mut self,
         dataplane: &mut impl Dataplane,
-        desired: &Desired,
+        wanted: Wanted<'_>,
         owned: &Owned,
         now: Duration,
     ) -> Result<(), Failure> {
-        self.observed = dataplane.observe(desired, &mut owned.keys())?;
+        self.observed = dataplane.observe(wanted, &mut owned.keys())?;
         self.read_at = now;
         self.glances = 0;
         Ok(())
@@ -169,12 +170,12 @@ pub(super) fn contested(observed: &Observed, desired: &Desired) -> Vec<Problem> 
 /// differs from `expected`.
 ///
 /// Virtual servers that are not desired are not compared: they are foreign, or this round deletes them.
-fn drift(expected: &Observed, found: &Observed, desired: &Desired) -> Changed {
+fn drift(expected: &Observed, found: &Observed, wanted: Wanted<'_>) -> KernelParts {
     let is_changed =
         |key: &ServiceKey| expected.virtual_servers.get(key) != found.virtual_servers.get(key);
-    let keys = desired.virtual_servers.keys();
+    let keys = wanted.keys();
     let found = (&found.addresses, found.carrier);
-    Changed {
+    KernelParts {
         virtual_servers: keys.filter(is_changed).collect(),
         ..address_drift((&expected.addresses, expected.carrier), found)
     }
@@ -184,13 +185,13 @@ fn drift(expected: &Observed, found: &Observed, desired: &Desired) -> Changed {
 type Local<'a> = (&'a SplitMap<IpAddr, Option<IpAddr>>, Option<Carrier>);
 
 /// Returns the drift of the service addresses and of the carrier alone.
-pub(super) fn address_drift(expected: Local<'_>, found: Local<'_>) -> Changed {
+pub(super) fn address_drift(expected: Local<'_>, found: Local<'_>) -> KernelParts {
     let addresses = expected.0.keys().chain(found.0.keys());
-    Changed {
+    KernelParts {
         addresses: addresses
             .filter(|address| expected.0.get(address) != found.0.get(address))
             .collect(),
         carrier: expected.1 != found.1,
-        ..Changed::default()
+        ..KernelParts::default()
     }
 }

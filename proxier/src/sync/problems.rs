@@ -76,7 +76,7 @@ impl<D: Dataplane> Proxier<D> {
         list.extend(of_node);
         list.extend(self.input.other_problems.values().flatten());
         self.planner.list_problems(&self.input.snapshot, &mut list);
-        list.extend(&self.dataplane.problems(self.desired()));
+        list.extend(&self.dataplane.problems(self.wanted()));
         list.finish()
     }
 }

@@ -4,18 +4,19 @@
 //! are retired ([`crate::ledger::Retired`]): their frontends reject new connections, and their addresses
 //! stay local. If the Service is deleted, its retired virtual servers are deleted at once.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
 use super::Proxier;
+use crate::dataplane::ipvs::Wanted;
 use crate::dataplane::{Dataplane, Failure};
 use crate::frontend::Frontend;
-use crate::joined::joined;
 use crate::model::{Protocol, ServicePortName};
 use crate::observed::CountedServer;
-use crate::plan::{self, Changed};
+use crate::plan;
 use crate::store::Touched;
 
 /// Marks with fewer bits may be those of other programs.
@@ -48,10 +49,9 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Returns every stale virtual server, observed or retired. Retirements of desired ones must have ended.
     pub(super) fn retirable(&self) -> Vec<ipvs::ServiceKey> {
-        let desired = &self.planner.desired().virtual_servers;
-        let observed = &self.kernel.observed.virtual_servers;
-        let all = joined(desired.iter(), observed.iter());
-        let stale = all.filter_map(|(key, wanted, _)| wanted.is_none().then_some(key));
+        let wanted = self.wanted();
+        let observed = self.kernel.observed.virtual_servers.keys();
+        let stale = observed.filter(|key| !wanted.contains(key));
         let retired = self.ledger.retired().iter().map(|(key, _)| key);
         retired.chain(stale).collect()
     }
@@ -126,10 +126,7 @@ impl<D: Dataplane> Proxier<D> {
             // The key has no protocol, but the mark is the hash of one. A mark of a key that was lost counts as
             // TCP: its connections end in their time, at the latest at the deadline.
             ipvs::ServiceKey::Mark { family, mark } => {
-                let is_of = |protocol| {
-                    let marks = &self.machine.marks;
-                    marks.may_be_of(mark, owner, protocol, family)
-                };
+                let is_of = |protocol| self.marks.may_be_of(mark, owner, protocol, family);
                 !is_of(Protocol::Udp) && !is_of(Protocol::Sctp)
             }
             _ => false,
@@ -180,17 +177,17 @@ impl<D: Dataplane> Proxier<D> {
         self.kernel.pending.virtual_servers.extend(keys);
     }
 
-    /// Plans the addresses of retired virtual servers as local. Returns the differences in the plan.
+    /// Plans the addresses of retired virtual servers as local. Returns those that changed.
     ///
     /// Skips the addresses of node ports, because another machine may have such an address by now.
     ///
     /// # Cost
     /// Linear in the retired virtual servers.
-    pub(super) fn keep_addresses(&mut self) -> Changed {
+    pub(super) fn keep_addresses(&mut self) -> BTreeSet<IpAddr> {
         let retired = self.ledger.retired();
         let before = self.planner.kept_addresses();
         if retired.is_empty() && before.is_empty() {
-            return Changed::default();
+            return BTreeSet::new();
         }
         let observed = &self.kernel.observed;
         let is_service_address = |address: &IpAddr| {
@@ -201,9 +198,9 @@ impl<D: Dataplane> Proxier<D> {
         let snapshot = &self.input.snapshot;
         let changed = self.planner.keep_addresses(kept, snapshot);
         if let Some(rules) = &mut self.rules {
-            let desired = self.planner.desired();
-            rules.filter.follow(desired, &changed, snapshot.node());
+            let wanted = Wanted::new(self.planner.desired(), &self.marks);
+            rules.filter.follow(wanted, &changed, snapshot.node());
         }
-        changed
+        changed.addresses
     }
 }

@@ -15,15 +15,14 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
-use rustix::io::Errno;
 
 use super::kernel::address_drift;
 use super::node::node_port_addresses;
 use super::{Applied, Error, Outcomes, Proxier};
-use crate::dataplane::{Dataplane, Failure, Outcome};
+use crate::dataplane::ipvs::{KernelParts, Wanted};
+use crate::dataplane::{Dataplane, Failure};
 use crate::frontend::Frontend;
-use crate::observed::ObservedServer;
-use crate::op::{AddressForm, Op, Ops};
+use crate::op::{Op, Ops};
 use crate::plan::Changed;
 use crate::store::Touched;
 
@@ -67,8 +66,8 @@ impl<D: Dataplane> Proxier<D> {
         tracing::trace!("round: applied");
         let loosened = self.loosen_rules(now);
         // After the Ops: before them, the next packet would create a deleted flow again.
-        let desired = self.planner.desired();
-        let flows = self.flows.sweep(&mut self.dataplane, desired, now);
+        let wanted = Wanted::new(self.planner.desired(), &self.marks);
+        let flows = self.flows.sweep(&mut self.dataplane, wanted, now);
         let unrecorded = self.record(extent, now);
         tracing::trace!("round: recorded");
         Ok(Applied {
@@ -85,69 +84,75 @@ impl<D: Dataplane> Proxier<D> {
         })
     }
 
-    /// Plans the Services that events touched. Returns the differences in the plan.
+    /// Plans the Services that events touched. Returns what may differ in the kernel because of that.
     ///
     /// Ends the drains of destinations that are desired again.
-    fn plan_touched(&mut self, now: Duration) -> Changed {
+    fn plan_touched(&mut self, now: Duration) -> KernelParts {
         // Before planning, which takes the touched Services.
         self.release_orphans();
         let snapshot = &self.input.snapshot;
         self.machine.node_port_addresses =
             node_port_addresses(snapshot, &self.machine, self.ledger.owned());
         self.schedulers.begin_round();
-        let missing = &mut self.machine.missing_schedulers;
+        let missing = &mut self.capabilities.missing_schedulers;
         (self.schedulers).ask_again(&mut self.dataplane, missing, now);
         let touched = std::mem::replace(&mut self.input.touched, Touched::none());
-        let mut changed = self.planner.update(snapshot, &self.machine, touched);
+        let (machine, capabilities) = (&self.machine, &self.capabilities);
+        let mut changed = (self.planner).update(snapshot, machine, capabilities, touched);
         // The planner replaces a missing scheduler by the default one, and a missing default one by rr. Each
         // pass finds another missing scheduler, so the loop ends.
         while self.schedulers.ask(
             &mut self.dataplane,
             self.planner.desired(),
             &changed,
-            &mut self.machine.missing_schedulers,
+            &mut self.capabilities.missing_schedulers,
             now,
         ) {
-            let again = self
-                .planner
-                .update(snapshot, &self.machine, Touched::none());
-            changed.extend(again);
+            let (machine, capabilities) = (&self.machine, &self.capabilities);
+            let none = Touched::none();
+            changed.extend((self.planner).update(snapshot, machine, capabilities, none));
         }
-        while self.exclude_marks(&changed) {
-            let snapshot = &self.input.snapshot;
-            let again = self
-                .planner
-                .update(snapshot, &self.machine, Touched::none());
-            changed.extend(again);
-        }
-        self.follow_plan(&changed);
-        changed
+        self.follow_plan(changed)
     }
 
-    /// Tells the ledger, the dataplane and the filter what changed in the plan.
-    pub(super) fn follow_plan(&mut self, changed: &Changed) {
-        self.untaken.extend(changed.clone());
-        let desired = self.planner.desired();
-        for key in &changed.virtual_servers {
-            if let Some(wanted) = desired.virtual_servers.get(key) {
-                self.ledger.end_desired(key, wanted);
+    /// Tells the ledger, the dataplane and the filter what changed in the plan. Returns what may differ in the kernel
+    /// because of that.
+    pub(super) fn follow_plan(&mut self, changed: Changed) -> KernelParts {
+        let marks = self.follow_marks(&changed);
+        let wanted = Wanted::new(self.planner.desired(), &self.marks);
+        let frontends = changed.frontends.iter();
+        let mut servers: BTreeSet<_> = frontends.map(|it| ipvs::ServiceKey::from(*it)).collect();
+        servers.extend(&marks.servers);
+        for key in &servers {
+            if let Some(wanted) = wanted.get(key) {
+                self.ledger.end_desired(key, &wanted);
             }
         }
-        self.dataplane.admit(desired, changed);
+        self.dataplane.admit(wanted, &changed);
         if let Some(rules) = &mut self.rules {
             let node = self.input.snapshot.node();
-            rules.filter.follow(desired, changed, node);
+            rules.filter.follow(wanted, &changed, node);
+            rules.filter.follow_marks(wanted, &marks);
+        }
+        let addresses = changed.addresses.clone();
+        self.untaken.0.extend(changed);
+        self.untaken.1.extend(&servers);
+        KernelParts {
+            virtual_servers: servers,
+            addresses,
+            carrier: false,
         }
     }
 
     /// Plans, and reads the whole kernel. Returns the drift.
-    pub(super) fn read_back(&mut self, now: Duration) -> Result<Changed, Error> {
+    pub(super) fn read_back(&mut self, now: Duration) -> Result<KernelParts, Error> {
         let expected = self.kernel.expected();
         let mut ours = std::mem::take(&mut self.kernel.pending);
         let mut machine = self.dataplane.machine()?;
-        // Not a fact that the dataplane reads: `Schedulers` asks for each name once.
-        machine.missing_schedulers = std::mem::take(&mut self.machine.missing_schedulers);
-        machine.marks = self.take_marks()?;
+        let missing = std::mem::take(&mut self.capabilities.missing_schedulers);
+        self.capabilities = self.dataplane.capabilities(&machine);
+        // `Schedulers` asks for each name once.
+        self.capabilities.missing_schedulers = missing;
         machine.foreign = std::mem::take(&mut self.machine.foreign);
         let peers = &mut machine.peers;
         peers.api_servers = std::mem::take(&mut self.machine.peers.api_servers);
@@ -159,25 +164,31 @@ impl<D: Dataplane> Proxier<D> {
         {
             rules.filter.set_links(&self.dataplane.link_addresses()?);
         }
+        let marks = self.set_mark_key()?;
+        ours.virtual_servers.extend(&marks.servers);
+        if let Some(rules) = &mut self.rules {
+            let wanted = Wanted::new(self.planner.desired(), &self.marks);
+            rules.filter.follow_marks(wanted, &marks);
+        }
         ours.extend(self.plan_touched(now));
-        let desired = self.planner.desired();
+        let wanted = Wanted::new(self.planner.desired(), &self.marks);
         let owned = self.ledger.owned();
-        let mut drifted = (self.kernel).read(expected, &mut self.dataplane, desired, owned, now)?;
+        let mut drifted = (self.kernel).read(expected, &mut self.dataplane, wanted, owned, now)?;
         self.inherit();
         ours.extend(self.exclude_all_foreign());
-        let desired = self.planner.desired();
+        let wanted = Wanted::new(self.planner.desired(), &self.marks);
         let retired = self.ledger.retired().iter().map(|(key, _)| key);
         let draining = self.ledger.drains().virtual_servers().copied();
         let draining: Vec<_> = draining.chain(retired).collect();
         for key in &draining {
-            if let Some(wanted) = desired.virtual_servers.get(key) {
-                self.ledger.end_desired(key, wanted);
+            if let Some(server) = wanted.get(key) {
+                self.ledger.end_desired(key, &server);
             }
         }
-        self.ledger.adopt(desired, &self.kernel.observed, now);
+        self.ledger.adopt(wanted, &self.kernel.observed, now);
         // Before the check of the rules, because the guards of retired frontends are rules.
         self.retire(&self.retirable(), now);
-        ours.extend(self.keep_addresses());
+        ours.addresses.extend(self.keep_addresses());
         if let Some(rules) = &mut self.rules {
             rules.check(&mut self.dataplane, &self.ledger)?;
         }
@@ -201,7 +212,7 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// Returns the drift of the service addresses if another program changed any. Only a resync finds
     /// other drift.
-    fn read_due(&mut self, now: Duration) -> Result<Changed, Error> {
+    fn read_due(&mut self, now: Duration) -> Result<KernelParts, Error> {
         let changed = self.plan_touched(now);
         self.kernel.pending.extend(changed);
         let retries = self.retries.take_due(now);
@@ -233,9 +244,9 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Reads the service addresses if another program may have changed any. Returns the drift.
-    fn read_addresses(&mut self) -> Result<Changed, Error> {
+    fn read_addresses(&mut self) -> Result<KernelParts, Error> {
         if self.kernel.knows_addresses {
-            return Ok(Changed::default());
+            return Ok(KernelParts::default());
         }
         let found = self.dataplane.addresses()?;
         let leftovers = found.leftovers.iter().map(|&(address, _)| address);
@@ -254,17 +265,17 @@ impl<D: Dataplane> Proxier<D> {
         // Our own Ops make the addresses unknown too: the kernel deletes routes with a device's last address.
         match std::mem::take(&mut self.kernel.suspects_drift) {
             true => Ok(drifted),
-            false => Ok(Changed::default()),
+            false => Ok(KernelParts::default()),
         }
     }
 
     /// Records the virtual servers that `ops` create as owned. The comparison has recorded those that exist.
     fn own(&mut self, ops: &Ops, now: Duration) {
-        let desired = self.planner.desired();
+        let wanted = Wanted::new(self.planner.desired(), &self.marks);
         let mut count = 0;
         for key in ops.created() {
-            if let Some(wanted) = desired.virtual_servers.get(&key) {
-                count += usize::from(self.ledger.own(key, &wanted.owner));
+            if let Some(server) = wanted.get(&key) {
+                count += usize::from(self.ledger.own(key, server.owner()));
             }
             // The queued records of a start would take more memory than the ledger itself.
             if self.ledger.is_queue_full() {
@@ -290,9 +301,10 @@ impl<D: Dataplane> Proxier<D> {
         // The removal of a frontend changes the rules. So if none changed, no frontend needs a guard.
         if !rules.filter.is_in_step() {
             let territory = self.input.territory(&self.machine, &self.excluded);
-            let desired = self.planner.desired();
+            let wanted = Wanted::new(self.planner.desired(), &self.marks);
+            let desired = wanted.desired();
             let servers = self.kernel.observed.virtual_servers.keys();
-            let stale = servers.filter(|key| !desired.virtual_servers.contains_key(key));
+            let stale = servers.filter(|key| !wanted.contains(key));
             let stale = stale.filter(|key| territory.is_ours(key, self.ledger.owned()));
             let observed = &self.kernel.observed;
             let leftovers = observed.leftovers.iter().map(|&(address, _)| address);
@@ -320,7 +332,7 @@ impl<D: Dataplane> Proxier<D> {
     fn hold_back(&mut self, ops: &mut Ops) -> BTreeSet<ipvs::ServiceKey> {
         // Only new ones: an existing virtual server keeps its connections, and its rules may still be those
         // of an earlier write.
-        let (keys, addresses) = self.planner.desired().needing_rules();
+        let (keys, addresses) = self.wanted().needing_rules();
         let observed = &self.kernel.observed.virtual_servers;
         let pending = &mut self.kernel.pending;
         ops.retain(|op| match (op.service_key(), op) {
@@ -357,130 +369,6 @@ impl<D: Dataplane> Proxier<D> {
             self.learn(part, &results, now);
             outcomes.extend(results);
         });
-    }
-
-    /// Ends the retries of what `ops`, all of this round, have achieved.
-    fn settle(&mut self, ops: &Ops) {
-        self.retries.settle();
-        // After a start: insertions in order of the keys leave the nodes of the map half empty.
-        if ops.len() > self.kernel.observed.virtual_servers.len() {
-            self.kernel.observed.pack();
-        }
-    }
-
-    /// Records the outcome of each Op in the ledger, the observed state and the retries.
-    fn learn(&mut self, ops: &[Op], outcomes: &[Outcome], now: Duration) {
-        let mut outcomes = outcomes.iter();
-        // The Ops of a virtual server follow each other. Those of addresses have no key.
-        for run in ops.chunk_by(|one, next| one.service_key() == next.service_key()) {
-            let mut effective = Vec::with_capacity(run.len());
-            for (op, outcome) in run.iter().zip(&mut outcomes) {
-                match outcome {
-                    Ok(()) => effective.push(op),
-                    Err(failure) => self.learn_failure(op, failure, now),
-                }
-            }
-            match run.first().and_then(Op::service_key) {
-                Some(key) => self.learn_server(key, &effective, now),
-                None => effective.iter().for_each(|op| self.learn_address(op, now)),
-            }
-        }
-    }
-
-    /// Records `ops`, which changed the virtual server `key`.
-    fn learn_server(&mut self, key: ipvs::ServiceKey, ops: &[&Op], now: Duration) {
-        let wanted = self.planner.desired().virtual_servers.get(&key);
-        let is_of_server = |op: &Op| matches!(op, Op::AddService(_) | Op::DeleteService(_));
-        for run in ops.chunk_by(|one, next| !is_of_server(one) && !is_of_server(next)) {
-            let found = self.kernel.observed.virtual_servers.get_mut(&key);
-            for &op in run {
-                self.flows.note(op, found.as_deref(), now);
-                match *op {
-                    Op::SetDestination(_, destination) => {
-                        if let Some(wanted) = wanted
-                            && !wanted.has_destination(&destination.key)
-                        {
-                            let deadline = now + wanted.profile.drain;
-                            self.ledger.drain(key, destination.key, now, deadline);
-                        }
-                    }
-                    Op::DeleteDestination(_, destination) => self.ledger.end(&key, &destination),
-                    Op::DeleteService(_) => self.ledger.disown(&key),
-                    _ => {}
-                }
-            }
-            match (run, found) {
-                ([Op::AddService(service)], _) => {
-                    let mut server = ObservedServer::empty(service);
-                    if let Some(wanted) = wanted {
-                        server.share(&wanted.profile.definition, &wanted.destinations);
-                    }
-                    self.kernel.observed.virtual_servers.insert(key, server);
-                }
-                ([Op::DeleteService(_)], _) => {
-                    self.kernel.observed.virtual_servers.remove(&key);
-                }
-                (_, Some(found)) => {
-                    match wanted.filter(|wanted| found.gets_all(run, &wanted.destinations)) {
-                        Some(wanted) => found.destinations.clone_from(&wanted.destinations),
-                        None => found.record(run),
-                    }
-                    if let Some(wanted) = wanted {
-                        found.share(&wanted.profile.definition, &wanted.destinations);
-                    }
-                }
-                (_, None) => {}
-            }
-        }
-    }
-
-    /// Records `op`, which changed an address or the carrier.
-    fn learn_address(&mut self, op: &Op, now: Duration) {
-        match *op {
-            Op::AddAddress(address, _) => self.succeed_leftovers(address, now),
-            Op::DeleteLeftover(_, AddressForm::Address) => {
-                // The routes on `lo` move to the carrier only after its last address is deleted, because the
-                // kernel deletes the routes of a device with its last address (`fib_disable_ip`).
-                self.kernel.knows_addresses = false;
-                self.kernel.follow_up.no_later_than(now);
-            }
-            _ => {}
-        }
-        self.kernel.observed.record(op);
-    }
-
-    /// Makes the next round remove the other forms of `address`, whose configured form now exists.
-    fn succeed_leftovers(&mut self, address: IpAddr, now: Duration) {
-        let mut leftovers = self.kernel.observed.leftovers_of(address);
-        if leftovers.next().is_some() {
-            self.kernel.pending.addresses.insert(address);
-            self.kernel.follow_up.no_later_than(now);
-        }
-    }
-
-    fn learn_failure(&mut self, op: &Op, failure: &Failure, now: Duration) {
-        if failure.errno.is_none() {
-            // The kernel's answer is lost, so only a resync tells which Ops took effect.
-            self.kernel.is_known = false;
-        }
-        if let Op::AddService(service) = op
-            && failure.errno == Some(Errno::EXIST)
-        {
-            // Another program created it since the kernel was read. Whether it is adopted is decided after it is read.
-            self.ledger.disown(&service.key);
-        }
-        if let Op::AddService(service) | Op::SetService(service) = op
-            && failure.is_scheduler_missing()
-            && let Some(scheduler) = service.scheduler
-            && self
-                .schedulers
-                .lacks(scheduler, &mut self.machine.missing_schedulers, now)
-        {
-            // The next round plans this virtual server with the default scheduler, or with rr.
-            self.kernel.pending.virtual_servers.insert(service.key);
-            return;
-        }
-        self.retries.add(op, now);
     }
 
     /// Writes the ledger's queued records. A resync also checks the file and compacts it.

@@ -5,6 +5,7 @@
 //! before the Ops that need it, and the planner replaces those it lacks.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs_netlink::SchedulerName;
@@ -22,12 +23,12 @@ const ASK_AGAIN: Duration = Duration::from_secs(300);
 /// names. Linux 7.2 has 14 schedulers.
 const MAX_MISSING: usize = 64;
 
-/// The schedulers that the kernel has, and timers. [`crate::plan::Machine`] has the missing ones.
+/// The schedulers that the kernel has, and timers. [`crate::plan::Capabilities`] has the missing ones.
 #[derive(Debug)]
 pub(super) struct Schedulers {
-    available: BTreeSet<SchedulerName>,
+    available: BTreeSet<Arc<str>>,
     /// Schedulers that were missing before; no round has reported them yet.
-    found: Vec<SchedulerName>,
+    found: Vec<Arc<str>>,
     /// When the kernel is asked again for the missing ones.
     ask_again: Timer,
     /// When a round is due because an Op failed for lack of a scheduler.
@@ -54,21 +55,22 @@ impl Schedulers {
         dataplane: &mut impl Dataplane,
         desired: &Desired,
         changed: &Changed,
-        missing: &mut BTreeSet<SchedulerName>,
+        missing: &mut BTreeSet<Arc<str>>,
         now: Duration,
     ) -> bool {
-        let keys = changed.virtual_servers.iter();
-        let servers = keys.filter_map(|key| desired.virtual_servers.get(key));
-        let wanted = servers.filter_map(|server| server.profile.definition.scheduler);
-        let is_new =
-            |name: &SchedulerName| !self.available.contains(name) && !missing.contains(name);
-        // One by one: `collect` would first keep the name of every virtual server in a vector.
-        let mut new = BTreeSet::new();
-        new.extend(wanted.filter(is_new));
+        let plans = changed.frontends.iter();
+        let plans = plans.filter_map(|frontend| desired.frontends.get(frontend));
+        let wanted = plans.flat_map(|plan| {
+            let inside = plan.inside.iter().map(|inside| &inside.balancing);
+            inside.chain([&plan.profile.balancing])
+        });
+        let wanted = wanted.map(|balancing| &balancing.scheduler);
+        let is_new = |name: &&Arc<str>| !self.available.contains(*name) && !missing.contains(*name);
+        let new: BTreeSet<Arc<str>> = wanted.filter(is_new).cloned().collect();
         let before = missing.len();
         for name in new {
             let is_missing =
-                missing.len() >= MAX_MISSING || dataplane.has_scheduler(name) == Ok(Some(false));
+                missing.len() >= MAX_MISSING || has_scheduler(dataplane, &name) == Some(false);
             // Without an answer, the Ops show whether the kernel has the scheduler.
             match is_missing {
                 true => missing.insert(name),
@@ -86,7 +88,7 @@ impl Schedulers {
     pub(super) fn ask_again(
         &mut self,
         dataplane: &mut impl Dataplane,
-        missing: &mut BTreeSet<SchedulerName>,
+        missing: &mut BTreeSet<Arc<str>>,
         now: Duration,
     ) {
         if !self.ask_again.is_due(now) {
@@ -94,13 +96,13 @@ impl Schedulers {
         }
         // `lacks` adds names without a limit.
         let asked = missing.iter().take(MAX_MISSING);
-        let found: Vec<SchedulerName> = asked
-            .filter(|name| dataplane.has_scheduler(**name) == Ok(Some(true)))
-            .copied()
+        let found: Vec<Arc<str>> = asked
+            .filter(|name| has_scheduler(dataplane, name) == Some(true))
+            .cloned()
             .collect();
         for name in &found {
             missing.remove(name);
-            self.available.insert(*name);
+            self.available.insert(name.clone());
         }
         self.found.extend(found);
         self.ask_again.reset();
@@ -110,7 +112,7 @@ impl Schedulers {
     }
 
     /// Returns the schedulers that [`Schedulers::ask_again`] found since the last call.
-    pub(super) fn take_found(&mut self) -> Vec<SchedulerName> {
+    pub(super) fn take_found(&mut self) -> Vec<Arc<str>> {
         std::mem::take(&mut self.found)
     }
 
@@ -119,13 +121,13 @@ impl Schedulers {
     /// The kernel could not answer the question, or the module was unloaded since.
     pub(super) fn lacks(
         &mut self,
-        name: SchedulerName,
-        missing: &mut BTreeSet<SchedulerName>,
+        name: &str,
+        missing: &mut BTreeSet<Arc<str>>,
         now: Duration,
     ) -> bool {
         // Otherwise `ask` would not ask for it again when it is loaded.
-        self.available.remove(&name);
-        let is_new = missing.insert(name);
+        self.available.remove(name);
+        let is_new = missing.insert(name.into());
         if is_new {
             self.again.no_later_than(now);
             self.wait(now);
@@ -149,5 +151,14 @@ impl Schedulers {
         if self.ask_again.due().is_none() {
             self.ask_again.back_off(now);
         }
+    }
+}
+
+/// Returns whether the dataplane has the scheduler `name`; `None` if it cannot tell.
+fn has_scheduler(dataplane: &mut impl Dataplane, name: &str) -> Option<bool> {
+    match SchedulerName::new(name) {
+        Ok(name) => dataplane.has_scheduler(name).ok().flatten(),
+        // No dataplane has a scheduler with such a name.
+        Err(_) => Some(false),
     }
 }

@@ -115,7 +115,7 @@ fn draining_proxier(kernel: FakeKernel, ledger: &Path, drain: Duration) -> Fake 
 fn proxier_with(kernel: FakeKernel, ledger: &Path, scheduler: &str, drain: Duration) -> Fake {
     let config = PlanConfig {
         node_name: "node-a".into(),
-        scheduler: scheduler.parse().unwrap(),
+        scheduler: scheduler.into(),
         node_port_addresses: NodePortAddresses::default(),
         has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Routes,
@@ -149,8 +149,10 @@ fn rules_from_scratch(proxier: &Fake) -> Table {
     let mut filter = Filter::new(FilterConfig::default());
     let mut planner = Planner::new(proxier.planner.config().clone());
     let snapshot = proxier.snapshot();
-    let changed = planner.update(snapshot, proxier.machine(), Touched::All);
-    filter.follow(planner.desired(), &changed, snapshot.node());
+    let (machine, capabilities) = (proxier.machine(), proxier.capabilities());
+    let changed = planner.update(snapshot, machine, capabilities, Touched::All);
+    let wanted = Wanted::new(planner.desired(), proxier.marks());
+    filter.follow(wanted, &changed, snapshot.node());
     filter.table().clone()
 }
 

@@ -1,9 +1,11 @@
 //! A node: a proxier, the cluster that it follows, its kernel, and its clock.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use proxier::testing::dataplane::ipvs::Wanted;
+use proxier::testing::destinations::planned;
 use proxier::testing::filter::{Filter, FilterConfig, LocalMode, MarkBit};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::ledger::LedgerFile;
@@ -31,7 +33,7 @@ pub(crate) struct Node {
 fn config(drain: Duration) -> PlanConfig {
     PlanConfig {
         node_name: "here".into(),
-        scheduler: "rr".parse().unwrap(),
+        scheduler: "rr".into(),
         node_port_addresses: NodePortAddresses::default(),
         has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Routes,
@@ -175,17 +177,23 @@ impl Node {
         self.assert_planned_as_from_scratch();
         let state = self.kernel.state();
         let desired = self.proxier.desired();
-        assert_eq!(state.addresses, desired.addresses);
+        let found: BTreeMap<_, _> = state
+            .addresses
+            .iter()
+            .map(|(it, source)| (it, *source))
+            .collect();
+        assert_eq!(found, desired.addresses);
         assert!(state.leftovers.is_empty(), "{:?}", state.leftovers);
         let is_ready = state.carrier.is_some_and(|carrier| carrier.is_ready);
-        assert_eq!(is_ready, desired.needs_carrier);
+        assert_eq!(is_ready, config(self.drain).service_addresses.use_carrier());
         let ours = |key: &ipvs_netlink::ServiceKey| !Kernel::is_foreign(key);
         let found: BTreeSet<_> = state.virtual_servers.keys().filter(ours).collect();
-        assert_eq!(found, desired.virtual_servers.keys().collect());
-        for (key, wanted) in desired.virtual_servers.iter() {
+        let wanted = self.proxier.wanted();
+        assert_eq!(found, wanted.keys().collect());
+        for (key, wanted) in wanted.iter() {
             let found = &state.virtual_servers[&key];
-            assert_eq!(wanted.destinations, found.destinations, "{key}");
-            assert_eq!(wanted.profile.definition, found.definition);
+            assert!(found.destinations.are(wanted.endpoints), "{key}");
+            assert_eq!(wanted.definition(), found.definition);
         }
         self.assert_owned();
         self.assert_rules();
@@ -197,8 +205,10 @@ impl Node {
         let mut filter = Filter::new(packets());
         let mut planner = Planner::new(config(self.drain));
         let snapshot = self.proxier.snapshot();
-        let changed = planner.update(snapshot, self.proxier.machine(), Touched::All);
-        filter.follow(planner.desired(), &changed, snapshot.node());
+        let (machine, capabilities) = (self.proxier.machine(), self.proxier.capabilities());
+        let changed = planner.update(snapshot, machine, capabilities, Touched::All);
+        let wanted = Wanted::new(planner.desired(), self.proxier.marks());
+        filter.follow(wanted, &changed, snapshot.node());
         for (key, _) in self.proxier.ledger().retired().iter() {
             Frontend::of(&key)
                 .into_iter()
@@ -215,14 +225,19 @@ impl Node {
         self.assert_planned_as_from_scratch();
         let state = self.kernel.state();
         let desired = self.proxier.desired();
-        assert_eq!(state.addresses, desired.addresses);
-        for (key, wanted) in desired.virtual_servers.iter() {
+        let found: BTreeMap<_, _> = state
+            .addresses
+            .iter()
+            .map(|(it, source)| (it, *source))
+            .collect();
+        assert_eq!(found, desired.addresses);
+        for (key, wanted) in self.proxier.wanted().iter() {
             let found = &state.virtual_servers[&key];
             let destinations = found.destinations.iter();
             let serving = destinations.filter(|destination| {
                 destination.weight > 0 || wanted.has_destination(&destination.key)
             });
-            assert!(wanted.destinations.iter().eq(serving), "{key}");
+            assert!(wanted.endpoints.iter().map(planned).eq(serving), "{key}");
         }
         self.assert_owned();
         self.assert_rules();
@@ -231,17 +246,17 @@ impl Node {
     /// Asserts that the ledger names the Service port of every desired virtual server.
     fn assert_owned(&self) {
         let owned = self.proxier.ledger().owned();
-        for (key, wanted) in self.proxier.desired().virtual_servers.iter() {
-            assert_eq!(owned.owner(&key), Some(&wanted.owner), "{key}");
+        for (key, wanted) in self.proxier.wanted().iter() {
+            assert_eq!(owned.owner(&key), Some(wanted.owner()), "{key}");
         }
     }
 
     /// Opens TCP connections to the destination that accepts them at `index`, modulo their number.
     pub(crate) fn connect(&self, index: usize) {
         let state = self.kernel.state();
-        let servers = self.proxier.desired().virtual_servers.iter();
+        let servers = self.proxier.wanted().iter();
         // Only TCP drains.
-        let tcp = servers.filter(|(_, wanted)| !wanted.profile.drain.is_zero());
+        let tcp = servers.filter(|(_, wanted)| !wanted.plan.profile.drain.is_zero());
         let found = tcp.filter_map(|(key, _)| Some((key, state.virtual_servers.get(&key)?)));
         let accepting = found.flat_map(|(key, found)| {
             let destinations = found.destinations.iter();
@@ -278,11 +293,15 @@ impl Node {
     /// retired virtual servers.
     pub(crate) fn assert_planned_as_from_scratch(&mut self) {
         let proxier = &mut self.proxier;
-        let (from_scratch, problems) =
-            desired(proxier.snapshot(), proxier.machine(), &config(self.drain));
+        let (from_scratch, problems) = desired(
+            proxier.snapshot(),
+            proxier.machine(),
+            proxier.capabilities(),
+            &config(self.drain),
+        );
         let mut planned = proxier.desired().clone();
         let retired: BTreeSet<IpAddr> = proxier.ledger().retired().addresses().collect();
-        planned.addresses.retain(|address| {
+        planned.addresses.retain(|address, _| {
             from_scratch.addresses.contains_key(address) || !retired.contains(address)
         });
         assert_eq!(planned, from_scratch);

@@ -32,12 +32,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ipvs_netlink as ipvs;
 use proxier::testing::api::{self, WireObject as _};
-use proxier::testing::model::{ObjectName, SourceAddress};
+use proxier::testing::frontend::Frontend;
+use proxier::testing::model::{ObjectName, Protocol, SourceAddress};
 use proxier::testing::plan::{
-    Availability, Changed, Desired, Machine, NodePortAddresses, PlanConfig, Planner,
-    ServiceAddresses, VirtualServer, desired,
+    Availability, Balancing, Capabilities, Changed, Desired, FrontendPlan, Machine,
+    NodePortAddresses, PlanConfig, Planner, RelayAbilities, SelectedEndpoint, ServiceAddresses,
+    desired,
 };
 use proxier::testing::problem::Problem;
 use proxier::testing::store::{Event, Interner, Snapshot, Touched, Update};
@@ -53,6 +54,7 @@ const DRAIN: Duration = Duration::from_secs(60);
 pub(crate) struct Scene {
     config: PlanConfig,
     machine: Machine,
+    capabilities: Capabilities,
     interner: Interner,
     pub(crate) snapshot: Snapshot,
     touched: Touched,
@@ -65,7 +67,7 @@ pub(crate) struct Scene {
 pub(crate) fn config() -> PlanConfig {
     PlanConfig {
         node_name: HERE.into(),
-        scheduler: "rr".parse().unwrap(),
+        scheduler: "rr".into(),
         node_port_addresses: NodePortAddresses::default(),
         service_addresses: ServiceAddresses::Routes,
         drain: DRAIN,
@@ -78,6 +80,7 @@ impl Default for Scene {
         Self {
             config: config(),
             machine: Machine::default(),
+            capabilities: Capabilities::default(),
             interner: Interner::default(),
             snapshot: Snapshot::default(),
             touched: Touched::none(),
@@ -179,14 +182,16 @@ impl Scene {
 
     fn options(&mut self, words: &Words<'_>) {
         if let Some(scheduler) = words.get("scheduler") {
-            self.config.scheduler = scheduler.parse().unwrap();
+            self.config.scheduler = scheduler.into();
         }
         if let Some(scheduler) = words.get("missing") {
-            self.machine.missing_schedulers = [scheduler.parse().unwrap()].into();
+            self.capabilities.missing_schedulers = [scheduler.into()].into();
         }
         let relay = words.get("relay");
-        self.machine.is_relayed = relay.is_some();
-        self.machine.can_keep_sources = relay == Some("privileged");
+        self.capabilities.relay = relay.map(|word| RelayAbilities {
+            keeps_sources: word == "privileged",
+        });
+        self.capabilities.has_full_affinity = relay.is_some();
         let networks = words.list("nodeports");
         self.config.node_port_addresses = NodePortAddresses::parse(networks).unwrap();
     }
@@ -224,9 +229,14 @@ impl Scene {
             .planner
             .get_or_insert_with(|| Planner::new(self.config.clone()));
         let before = planner.desired().clone();
-        let changed = planner.update(&self.snapshot, &self.machine, touched);
+        let changed = planner.update(&self.snapshot, &self.machine, &self.capabilities, touched);
         assert_reported(&before, &changed, planner.desired());
-        let scratch = desired(&self.snapshot, &self.machine, &self.config);
+        let scratch = desired(
+            &self.snapshot,
+            &self.machine,
+            &self.capabilities,
+            &self.config,
+        );
         let incremental = (planner.desired().clone(), planner.problems(&self.snapshot));
         assert_eq!(incremental, scratch, "incremental planning differs");
         assert_eq!(
@@ -242,31 +252,29 @@ impl Scene {
         for event in self.last_events.values().rev() {
             snapshot.apply(event.clone(), &mut Touched::none());
         }
-        desired(&snapshot, &self.machine, &self.config)
+        desired(&snapshot, &self.machine, &self.capabilities, &self.config)
     }
 }
 
 /// Asserts that `reported` has exactly the differences of the two plans.
 fn assert_reported(before: &Desired, reported: &Changed, after: &Desired) {
-    let servers = different(before.virtual_servers.iter(), after.virtual_servers.iter());
-    assert_eq!(reported.virtual_servers, servers);
+    let frontends = different(&before.frontends, &after.frontends);
+    assert_eq!(reported.frontends, frontends);
     assert_eq!(
         reported.addresses,
-        different(before.addresses.iter(), after.addresses.iter())
+        different(&before.addresses, &after.addresses)
     );
     let endpoints = &before.local_endpoints ^ &after.local_endpoints;
     assert_eq!(reported.local_endpoints, endpoints);
-    let (checks, checks_now) = (before.health_checks.clone(), after.health_checks.clone());
-    let ports = different(checks.into_iter(), checks_now.into_iter());
+    let ports = different(&before.health_checks, &after.health_checks);
     assert_eq!(reported.health_checks, ports);
 }
 
 /// Returns the keys whose values differ.
 fn different<K: Ord + Copy, V: PartialEq>(
-    before: impl Iterator<Item = (K, V)>,
-    after: impl Iterator<Item = (K, V)>,
+    before: &BTreeMap<K, V>,
+    after: &BTreeMap<K, V>,
 ) -> BTreeSet<K> {
-    let (before, after): (BTreeMap<_, _>, BTreeMap<_, _>) = (before.collect(), after.collect());
     let all = before.keys().chain(after.keys()).copied();
     all.filter(|key| before.get(key) != after.get(key))
         .collect()
@@ -412,13 +420,11 @@ fn endpoint(word: &str) -> Value {
 }
 
 fn render(desired: &Desired, problems: &[Problem]) -> Vec<String> {
-    let addresses = desired
-        .virtual_servers
-        .iter()
-        .filter(|(key, _)| matches!(key, ipvs::ServiceKey::Address { .. }));
-    let mut lines: Vec<String> = addresses
-        .map(|(key, server)| line(&key, server, desired))
-        .collect();
+    // In the order of protocols, addresses and ports.
+    let mut frontends: Vec<_> = desired.frontends.iter().collect();
+    frontends.sort_by_key(|(it, _)| (it.protocol, it.address, it.port));
+    let frontends = frontends.into_iter();
+    let mut lines: Vec<String> = frontends.map(|(it, plan)| line(it, plan)).collect();
     for (port, check) in &desired.health_checks {
         let counts = check.local_endpoints.iter();
         let counts = counts.map(|(family, count)| format!(" {family:?}={count}"));
@@ -438,60 +444,55 @@ fn render(desired: &Desired, problems: &[Problem]) -> Vec<String> {
     lines
 }
 
-fn line(key: &ipvs::ServiceKey, server: &VirtualServer, desired: &Desired) -> String {
-    let (profile, definition) = (&server.profile, &server.profile.definition);
-    let mut line = key.to_string();
-    match definition.scheduler {
-        Some(scheduler) if scheduler.as_str() == "rr" => {}
-        Some(scheduler) => line += &format!(" {scheduler}"),
-        None => line += " unscheduled",
+fn line(frontend: &Frontend, plan: &FrontendPlan) -> String {
+    let profile = &plan.profile;
+    let Balancing {
+        scheduler,
+        flags,
+        affinity_secs,
+    } = &profile.balancing;
+    let mut line = frontend.to_string();
+    if **scheduler != *"rr" {
+        line += &format!(" {scheduler}");
     }
-    for (flag, word) in [
-        (ipvs::ServiceFlags::SCHED1, "fallback"),
-        (ipvs::ServiceFlags::SCHED2, "port"),
-    ] {
-        if definition.flags.contains(flag) {
+    for (is_set, word) in [(flags.fallback, "fallback"), (flags.port, "port")] {
+        if is_set {
             line += &format!(" {word}");
         }
     }
-    if definition.flags.contains(ipvs::ServiceFlags::PERSISTENT) {
-        line += &format!(" affinity={}", definition.timeout_secs);
+    if let Some(secs) = affinity_secs {
+        line += &format!(" affinity={secs}");
     }
-    use ipvs::ServiceKey::Address;
-    let drains = !matches!(key, Address { protocol, .. } if *protocol != ipvs::Protocol::Tcp);
+    let drains = frontend.protocol == Protocol::Tcp;
     if profile.drain != if drains { DRAIN } else { Duration::ZERO } {
         line += &format!(" drain={}", profile.drain.as_secs());
     }
     if profile.relay.source == SourceAddress::Client {
         line += " source=client";
     }
-    let admission = profile.admission.as_ref().unwrap();
-    if let Some(ranges) = &admission.source_ranges {
+    if let Some(ranges) = &profile.access.source_ranges {
         line += &format!(" from={ranges}");
     }
-    line += &format!(" ->{}", destinations(server));
-    if admission.endpoints == Availability::RemoteOnly {
+    line += &format!(" ->{}", endpoints(&plan.endpoints));
+    if profile.access.endpoints == Availability::RemoteOnly {
         line += " local";
     }
-    let family = key.family();
-    if let Some(mark) = desired.mark(key) {
-        let inside = &desired.virtual_servers[&ipvs::ServiceKey::Mark { family, mark }];
-        line += &format!("; inside ->{}", destinations(inside));
+    if let Some(inside) = &plan.inside {
+        line += &format!("; inside ->{}", endpoints(&inside.endpoints));
     }
     line
 }
 
-fn destinations(server: &VirtualServer) -> String {
-    if server.destinations.is_empty() {
+fn endpoints(endpoints: &[SelectedEndpoint]) -> String {
+    if endpoints.is_empty() {
         return " none".to_owned();
     }
-    let word = |destination: ipvs::Destination| {
-        let key = destination.key;
-        let address = std::net::SocketAddr::new(key.address, key.port);
-        match destination.weight {
+    let word = |endpoint: &SelectedEndpoint| {
+        let address = std::net::SocketAddr::new(endpoint.address, endpoint.port);
+        match endpoint.weight {
             1 => format!(" {address}"),
             weight => format!(" {address}*{weight}"),
         }
     };
-    server.destinations.iter().map(word).collect()
+    endpoints.iter().map(word).collect()
 }

@@ -6,10 +6,11 @@ use nftables::RulesClient;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
+use proxier::testing::dataplane::ipvs::Admission;
 use proxier::testing::filter::{FilterConfig, MarkBit, Ruleset, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Family, TrafficPolicy};
-use proxier::testing::plan::{Admission, Availability, Scope};
+use proxier::testing::plan::{Availability, Scope};
 
 use super::rules::{admission, frontend, inside, node, ranges};
 use crate::{assert_same, lines, list};

@@ -3,10 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use nftables::Table;
+use proxier::testing::dataplane::ipvs::{Admission, MarkedClients};
 use proxier::testing::filter::{FilterConfig, LocalMode, MarkBit, Ruleset};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Family, Networks, Node, Protocol, TrafficPolicy};
-use proxier::testing::plan::{Admission, Availability, MarkedClients, Scope};
+use proxier::testing::plan::{Availability, Scope};
 
 /// Reads a frontend: `tcp 10.96.0.1:80`.
 pub(crate) fn frontend(text: &str) -> Frontend {

@@ -183,7 +183,7 @@ fn ask(host: &Host, client: &str, frontend: &str, times: usize) -> Answers {
 fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Proxier<Linux> {
     let config = plan::PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".parse().unwrap(),
+        scheduler: "rr".into(),
         node_port_addresses: plan::NodePortAddresses::default(),
         has_localhost_node_ports: false,
         service_addresses: form,

@@ -70,7 +70,7 @@ fn the_annotation_names_a_registered_scheduler_and_an_unknown_name_is_a_problem(
     let directory = tempfile::tempdir().unwrap();
     let config = PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".parse().unwrap(),
+        scheduler: "rr".into(),
         node_port_addresses: NodePortAddresses::default(),
         has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Loopback,

@@ -1,7 +1,5 @@
 //! Virtual servers and destinations in the kernel.
 
-use std::sync::Arc;
-
 use ipvs_netlink as ipvs;
 use ipvs_netlink::Change;
 
@@ -51,7 +49,7 @@ fn counted(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> C
     CountedServer {
         key: service.key,
         server: ObservedServer {
-            definition: Arc::new(ServerDefinition::of(&service)),
+            definition: ServerDefinition::of(&service),
             destinations: destinations.into(),
         },
         connections: entries.iter().map(connections).collect(),

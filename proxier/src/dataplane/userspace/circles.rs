@@ -11,10 +11,10 @@ use rustix::io::Errno;
 
 use super::convert::{socket, thresholds};
 use super::{Failure, Userspace, refused};
+use crate::dataplane::ipvs::Wanted;
 use crate::frontend::Frontend;
 use crate::model::{ObjectName, Protocol};
 use crate::op::Op;
-use crate::plan::Desired;
 use crate::problem::Problem;
 use crate::relay::Counts;
 
@@ -61,8 +61,9 @@ impl LeftOut {
     }
 
     /// Notes that the owners of these virtual servers may have changed.
-    pub(super) fn note(&mut self, servers: &BTreeSet<ipvs::ServiceKey>) {
-        let is_affected = (self.by_server.keys()).any(|server| servers.contains(server));
+    pub(super) fn note(&mut self, frontends: &BTreeSet<Frontend>) {
+        let is_changed = |server| Frontend::of(server).is_none_or(|it| frontends.contains(&it));
+        let is_affected = self.by_server.keys().any(is_changed);
         self.revision += u64::from(is_affected);
     }
 }
@@ -190,11 +191,11 @@ impl Userspace {
     }
 
     /// Returns a Problem for each Service with endpoints that are left out.
-    pub(super) fn circles(&self, desired: &Desired) -> Vec<Problem> {
+    pub(super) fn circles(&self, wanted: Wanted<'_>) -> Vec<Problem> {
         let mut services: BTreeMap<&ObjectName, BTreeSet<ipvs::DestinationKey>> = BTreeMap::new();
         for (key, left_out) in &self.left_out.by_server {
-            if let Some(server) = desired.virtual_servers.get(key) {
-                let of_service = services.entry(&server.owner.service).or_default();
+            if let Some(server) = wanted.get(key) {
+                let of_service = services.entry(&server.owner().service).or_default();
                 of_service.extend(left_out);
             }
         }

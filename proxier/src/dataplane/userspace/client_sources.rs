@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ipvs_netlink as ipvs;
-
 use crate::dataplane::answer_path::AnswerPath;
+use crate::frontend::Frontend;
 use crate::model::{Family, SourceAddress};
 use crate::plan::{Changed, Desired, Machine, RelayOptions};
 use crate::relay::LocalAnswers;
@@ -14,7 +13,7 @@ use crate::relay::LocalAnswers;
 #[derive(Debug)]
 pub(super) struct ClientSources {
     answers: Arc<LocalAnswers>,
-    frontends: BTreeSet<ipvs::ServiceKey>,
+    frontends: BTreeSet<Frontend>,
     /// `None` without privileges.
     path: Option<AnswerPath>,
     state: PathState,
@@ -65,15 +64,15 @@ impl ClientSources {
                 false => self.answers.remove(address),
             }
         }
-        for key in &changed.virtual_servers {
-            let server = desired.virtual_servers.get(key);
-            match server.is_some_and(|server| server.profile.relay.source == SourceAddress::Client)
-            {
-                true => self.frontends.insert(*key),
-                false => self.frontends.remove(key),
-            };
+        for frontend in &changed.frontends {
+            let plan = desired.frontends.get(frontend);
+            if plan.is_some_and(|plan| plan.profile.relay.source == SourceAddress::Client) {
+                self.frontends.insert(*frontend);
+            } else {
+                self.frontends.remove(frontend);
+            }
         }
-        let families = self.frontends.iter().map(|key| key.family());
+        let families = self.frontends.iter().map(Frontend::family);
         let mut families: BTreeSet<Family> = families.collect();
         match &self.state {
             // Until a check succeeds, the plan lets no endpoint see clients' addresses

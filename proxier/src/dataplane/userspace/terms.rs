@@ -1,10 +1,11 @@
-//! The plan of frontends apart from their endpoints: admissions and options.
+//! The plan of frontends apart from their endpoints: who may connect, and options.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipvs_netlink as ipvs;
 
-use crate::plan::{Admission, RelayOptions};
+use crate::model::Networks;
+use crate::plan::RelayOptions;
 
 /// The terms of all frontends, by the key of their virtual server.
 #[derive(Debug, Default)]
@@ -17,18 +18,16 @@ pub(super) struct AllTerms {
 /// The terms of a frontend.
 #[derive(Debug)]
 pub(super) struct Terms {
-    pub(super) admission: Admission,
+    /// The clients that may connect; `None` if all may.
+    pub(super) sources: Option<Networks>,
+    /// The virtual server of clients inside the cluster, if they have one.
+    pub(super) inside: Option<ipvs::ServiceKey>,
     pub(super) options: RelayOptions,
 }
 
 impl AllTerms {
     pub(super) fn get(&self, key: &ipvs::ServiceKey) -> Option<&Terms> {
         self.terms.get(key)
-    }
-
-    /// Returns the virtual server of clients inside the cluster at the frontend `key`, if they have one.
-    pub(super) fn mark(&self, key: &ipvs::ServiceKey) -> Option<ipvs::ServiceKey> {
-        mark_of(key, self.terms.get(key)?)
     }
 
     /// Returns the frontends that use the virtual server `key`: itself, or those with its firewall mark.
@@ -45,15 +44,14 @@ impl AllTerms {
     pub(super) fn set(&mut self, key: ipvs::ServiceKey, terms: Terms) {
         // The previous terms may name another mark.
         self.remove(&key);
-        if let Some(mark) = mark_of(&key, &terms) {
+        if let Some(mark) = terms.inside {
             self.marked.entry(mark).or_default().insert(key);
         }
         self.terms.insert(key, terms);
     }
 
     pub(super) fn remove(&mut self, key: &ipvs::ServiceKey) {
-        let removed = self.terms.remove(key);
-        let Some(mark) = removed.and_then(|terms| mark_of(key, &terms)) else {
+        let Some(mark) = self.terms.remove(key).and_then(|terms| terms.inside) else {
             return;
         };
         if let Some(users) = self.marked.get_mut(&mark) {
@@ -63,10 +61,4 @@ impl AllTerms {
             }
         }
     }
-}
-
-fn mark_of(key: &ipvs::ServiceKey, terms: &Terms) -> Option<ipvs::ServiceKey> {
-    let mark = terms.admission.inside.as_ref()?.mark;
-    let family = key.family();
-    Some(ipvs::ServiceKey::Mark { family, mark })
 }

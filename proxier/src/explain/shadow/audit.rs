@@ -8,9 +8,9 @@ use super::change::Listed;
 use super::{
     Affected, Change, ChangeCause, Compared, Difference, DocumentedRule, has_foreign_carrier, rule,
 };
-use crate::frontend::Frontend;
+use crate::destinations::key_of;
 use crate::model::{ObjectName, Protocol, TrafficPolicy};
-use crate::plan::FrontendKind;
+use crate::plan::{FrontendKind, SelectedEndpoint};
 
 /// A part of the present table that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,27 +109,23 @@ impl InsideFrontends {
     /// frontends whose observed virtual server has all endpoints, as kube-proxy's has without a local one.
     fn of(view: &Compared<'_>) -> Self {
         let mut inside: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        let servers = &view.desired().virtual_servers;
-        for (key, server) in servers.iter() {
-            let is_external = [FrontendKind::ExternalIp, FrontendKind::LoadBalancer]
-                .contains(&server.profile.kind);
-            let Some(mark) = view.desired().mark(&key).filter(|_| is_external) else {
+        for (frontend, plan) in &view.desired().frontends {
+            let is_external =
+                [FrontendKind::ExternalIp, FrontendKind::LoadBalancer].contains(&plan.profile.kind);
+            let Some(mark) = view.wanted.inside(frontend).filter(|_| is_external) else {
                 continue;
             };
-            let mark = ipvs::ServiceKey::Mark {
-                family: key.family(),
-                mark,
-            };
+            let key = ipvs::ServiceKey::from(*frontend);
             let observed = view.observed.virtual_servers.get(&key);
-            let (Some(all), Some(observed)) = (servers.get(&mark), observed) else {
+            let (Some(all), Some(observed)) = (&plan.inside, observed) else {
                 continue;
             };
-            let accepts = |wanted: ipvs::Destination| {
-                let found = observed.destinations.find(&wanted.key);
+            let accepts = |wanted: &SelectedEndpoint| {
+                let found = observed.destinations.find(&key_of(wanted));
                 found.is_some_and(|(_, found)| found.weight > 0)
             };
-            let wanted = all.destinations.iter().filter(|it| it.weight > 0);
-            if !wanted.clone().all(accepts) {
+            let mut accepting = all.endpoints.iter().filter(|it| it.weight > 0);
+            if !accepting.all(accepts) {
                 inside.entry(mark).or_default().push(key);
             }
         }
@@ -166,13 +162,12 @@ fn rewritten_sources(view: &Compared<'_>) -> Vec<Finding> {
         .filter_map(|port| Some((port.protocol, port.node_port?)))
         .collect();
     let mut found: BTreeMap<&ObjectName, Vec<ipvs::ServiceKey>> = BTreeMap::new();
-    for (key, server) in view.desired().virtual_servers.iter() {
-        let frontend = Frontend::of(&key);
-        let is_marked =
-            frontend.is_some_and(|frontend| marked.contains(&(frontend.protocol, frontend.port)));
+    for (frontend, plan) in &view.desired().frontends {
+        let is_marked = marked.contains(&(frontend.protocol, frontend.port));
+        let key = ipvs::ServiceKey::from(*frontend);
         let is_observed = view.observed.virtual_servers.contains_key(&key);
-        if server.profile.kind == FrontendKind::ClusterIp && is_marked && is_observed {
-            found.entry(&server.owner.service).or_default().push(key);
+        if plan.profile.kind == FrontendKind::ClusterIp && is_marked && is_observed {
+            found.entry(&plan.owner.service).or_default().push(key);
         }
     }
     let found = found.into_iter();

@@ -3,13 +3,13 @@
 use ipvs_netlink as ipvs;
 
 use super::{ChangeCause, Compared};
+use crate::dataplane::ipvs::WantedServer;
 use crate::frontend::Frontend;
 use crate::model::{Endpoint, EndpointSlice, TrafficPolicy};
-use crate::plan::VirtualServer;
 
 /// Returns why `server` gets the destination `key`.
 pub(super) fn selected(
-    server: (&ipvs::ServiceKey, &VirtualServer),
+    server: (&ipvs::ServiceKey, &WantedServer<'_>),
     key: ipvs::DestinationKey,
     view: &Compared<'_>,
 ) -> ChangeCause {
@@ -21,28 +21,28 @@ pub(super) fn selected(
 
 /// Returns why `server` must not have the destination `key`.
 pub(super) fn rejected(
-    (frontend, server): (&ipvs::ServiceKey, &VirtualServer),
+    (frontend, server): (&ipvs::ServiceKey, &WantedServer<'_>),
     key: ipvs::DestinationKey,
     view: &Compared<'_>,
 ) -> ChangeCause {
     let Some(endpoint) = listed((frontend, server), key, view) else {
-        let mut losers = view.planner.losers(frontend);
-        let rival = losers.find(|loser| loser.has_destination(&key));
+        let lost = Frontend::of(frontend);
+        let mut losers = lost.iter().flat_map(|it| view.planner.losers(it));
+        let rival = losers.find(|loser| loser.has_endpoint(key.address, key.port));
         return rival.map_or(ChangeCause::Unlisted, |rival| {
             ChangeCause::Contested(rival.owner.service.clone())
         });
     };
     // The reasons in the planner's order: it applies the policy before it looks at states and locations.
-    let policy = server
-        .profile
-        .admission
-        .as_ref()
-        .map(|admission| admission.policy);
+    let policy = server.plan.profile.access.policy;
     let node_name = &view.planner.config().node_name;
-    if policy == Some(TrafficPolicy::Local) && !endpoint.is_on(node_name) {
-        return match server.destinations.is_empty() {
-            true => ChangeCause::NoLocalEndpoint(server.profile.kind),
-            false => ChangeCause::NotLocal(server.profile.kind, endpoint.location.node.clone()),
+    if let Some(kind) = server.kind
+        && policy == TrafficPolicy::Local
+        && !endpoint.is_on(node_name)
+    {
+        return match server.endpoints.is_empty() {
+            true => ChangeCause::NoLocalEndpoint(kind),
+            false => ChangeCause::NotLocal(kind, endpoint.location.node.clone()),
         };
     }
     if !endpoint.is_ready {
@@ -51,7 +51,7 @@ pub(super) fn rejected(
             false => ChangeCause::NotReady,
         };
     }
-    let service = view.snapshot.service(&server.owner.service);
+    let service = view.snapshot.service(&server.owner().service);
     let annotations = service.and_then(|service| service.annotations);
     match annotations.is_some_and(|annotations| annotations.topology_keys.is_some()) {
         true => ChangeCause::TopologyKeys,
@@ -61,16 +61,16 @@ pub(super) fn rejected(
 
 /// Returns the endpoint of `server`'s Service port at `key`. If it is listed twice, its better state counts.
 fn listed(
-    (frontend, server): (&ipvs::ServiceKey, &VirtualServer),
+    (frontend, server): (&ipvs::ServiceKey, &WantedServer<'_>),
     key: ipvs::DestinationKey,
     view: &Compared<'_>,
 ) -> Option<Endpoint> {
     // A firewall mark has no protocol; its port's name identifies the port.
     let protocol = Frontend::of(frontend).map(|frontend| frontend.protocol);
-    let slices = view.snapshot.slices(&server.owner.service);
+    let slices = view.snapshot.slices(&server.owner().service);
     let listens = |slice: &EndpointSlice| {
         slice.ports.iter().any(|port| {
-            port.name == server.owner.port
+            port.name == server.owner().port
                 && port.port == key.port
                 && protocol.is_none_or(|it| it == port.protocol)
         })

@@ -3,9 +3,10 @@
 use ipvs_netlink as ipvs;
 
 use super::{Change, ChangeCause, Compared, endpoint};
+use crate::dataplane::ipvs::WantedServer;
 use crate::definition::ServerDefinition;
+use crate::destinations::key_of;
 use crate::op::Op;
-use crate::plan::{FrontendKind, VirtualServer};
 
 /// Returns the changes that `op` makes to the virtual server `key`, each with its cause.
 ///
@@ -15,11 +16,11 @@ pub(super) fn changes(
     key: &ipvs::ServiceKey,
     view: &Compared<'_>,
 ) -> Vec<(ChangeCause, Change)> {
-    let server = view.desired().virtual_servers.get(key);
+    let server = view.wanted.get(key);
     let observed = view.observed.virtual_servers.get(key);
     let (Some(server), Some(found)) = (server, observed) else {
         return match (op, server) {
-            (Op::AddService(_), Some(server)) => vec![added(server)],
+            (Op::AddService(_), Some(server)) => vec![added(&server)],
             (Op::DeleteService(_), None) => vec![(ChangeCause::NoService, Change::DeleteServer)],
             (Op::SetDestination(..), None) => vec![(ChangeCause::NoService, Change::RetireServer)],
             _ => Vec::new(),
@@ -33,16 +34,16 @@ pub(super) fn changes(
         Op::SetService(after) => properties(
             &found.definition,
             &ServerDefinition::of(&after),
-            server,
+            &server,
             view,
         ),
         Op::AddDestination(_, to) => {
-            let cause = endpoint::selected((key, server), to.key, view);
+            let cause = endpoint::selected((key, &server), to.key, view);
             vec![(cause, Change::AddDestinations(vec![to.key]))]
         }
         Op::SetDestination(_, to) if server.has_destination(&to.key) => {
             let before = weight_of(to.key).unwrap_or_default();
-            vec![kept((key, server), to, before, view)]
+            vec![kept((key, &server), to, before, view)]
         }
         // A stale destination: it drains first (weight 0), or is deleted at once.
         Op::SetDestination(_, ipvs::Destination { key: stale, .. })
@@ -52,7 +53,7 @@ pub(super) fn changes(
                 _ => Change::RemoveDestinations,
             };
             vec![(
-                endpoint::rejected((key, server), stale, view),
+                endpoint::rejected((key, &server), stale, view),
                 change(vec![stale]),
             )]
         }
@@ -60,18 +61,17 @@ pub(super) fn changes(
     }
 }
 
-fn added(server: &VirtualServer) -> (ChangeCause, Change) {
-    let cause = match server.profile.kind {
-        FrontendKind::Inside => ChangeCause::InsideClients,
-        kind => ChangeCause::Requested(kind),
-    };
-    let destinations = server.destinations.iter().map(|it| it.key).collect();
+fn added(server: &WantedServer<'_>) -> (ChangeCause, Change) {
+    let cause = server
+        .kind
+        .map_or(ChangeCause::InsideClients, ChangeCause::Requested);
+    let destinations = server.endpoints.iter().map(key_of).collect();
     (cause, Change::AddServer(destinations))
 }
 
 /// Returns the change of a destination that stays.
 fn kept(
-    (key, server): (&ipvs::ServiceKey, &VirtualServer),
+    (key, server): (&ipvs::ServiceKey, &WantedServer<'_>),
     to: ipvs::Destination,
     before: u32,
     view: &Compared<'_>,
@@ -100,7 +100,7 @@ fn kept(
 fn properties(
     before: &ServerDefinition,
     after: &ServerDefinition,
-    server: &VirtualServer,
+    server: &WantedServer<'_>,
     view: &Compared<'_>,
 ) -> Vec<(ChangeCause, Change)> {
     let mut changes = Vec::new();
@@ -157,11 +157,11 @@ fn properties(
 
 /// Returns whether the Service of `server` has an annotation of ours that `test` accepts.
 fn annotates(
-    server: &VirtualServer,
+    server: &WantedServer<'_>,
     view: &Compared<'_>,
     test: impl Fn(&crate::model::Annotations) -> bool,
 ) -> bool {
-    let service = view.snapshot.service(&server.owner.service);
+    let service = view.snapshot.service(&server.owner().service);
     let annotations = service.and_then(|service| service.annotations);
     annotations.is_some_and(|annotations| test(&annotations))
 }

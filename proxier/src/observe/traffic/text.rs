@@ -229,11 +229,11 @@ impl Iterator for TrafficText {
 
 fn labels(key: &ipvs::ServiceKey, owner: &Owner) -> String {
     let frontend = match owner.kind {
-        FrontendKind::ClusterIp => "cluster_ip",
-        FrontendKind::ExternalIp => "external_ip",
-        FrontendKind::LoadBalancer => "load_balancer",
-        FrontendKind::NodePort => "node_port",
-        FrontendKind::Inside => "inside",
+        Some(FrontendKind::ClusterIp) => "cluster_ip",
+        Some(FrontendKind::ExternalIp) => "external_ip",
+        Some(FrontendKind::LoadBalancer) => "load_balancer",
+        Some(FrontendKind::NodePort) => "node_port",
+        None => "inside",
     };
     let (address, protocol) = match *key {
         ipvs::ServiceKey::Address {
@@ -286,7 +286,7 @@ mod tests {
                 service: ObjectName::new("ns", "web"),
                 port: "http".into(),
             },
-            kind: FrontendKind::ClusterIp,
+            kind: Some(FrontendKind::ClusterIp),
             destinations: 0,
         }
     }

@@ -189,12 +189,12 @@ fn endpoint(words: &str) -> Endpoint {
 
 fn words(selected: &[SelectedEndpoint]) -> String {
     let word = |endpoint: &SelectedEndpoint| {
-        let IpAddr::V4(address) = endpoint.address.ip() else {
+        let IpAddr::V4(address) = endpoint.address else {
             panic!("{endpoint:?}")
         };
         let mut word = address.octets()[3].to_string();
-        if endpoint.address.port() != 80 {
-            word += &format!(":{}", endpoint.address.port());
+        if endpoint.port != 80 {
+            word += &format!(":{}", endpoint.port);
         }
         if endpoint.weight != 1 {
             word += &format!("*{}", endpoint.weight);

@@ -3,33 +3,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipvs_netlink as ipvs;
-
 use super::Footprint;
+use crate::frontend::Frontend;
 use crate::plan::health::HealthCheck;
-use crate::plan::{Desired, VirtualServer};
-use crate::split_map::{SplitKey, SplitMap};
+use crate::plan::{Desired, FrontendPlan};
 
 /// The changes of the plan by an update.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changed {
-    /// Added, removed and changed virtual servers.
-    pub virtual_servers: BTreeSet<ipvs::ServiceKey>,
+    /// Added, removed and changed frontends.
+    pub frontends: BTreeSet<Frontend>,
     /// Added and removed addresses, and those with a changed source.
     pub addresses: BTreeSet<IpAddr>,
     /// Added and removed addresses of local endpoints.
     pub local_endpoints: BTreeSet<IpAddr>,
     /// Ports of added, removed and changed health checks.
     pub health_checks: BTreeSet<u16>,
-    /// Whether the carrier changed; never by an update of the plan.
-    pub carrier: bool,
 }
 
 impl Changed {
     /// Returns the changes from the plan `before` to `after`.
     ///
-    /// Puts back the old value of an unchanged virtual server, because the observed state may share its
-    /// memory, and then compares by addresses in memory.
+    /// Puts back the old value of an unchanged frontend, because others share its memory.
     pub(super) fn between(before: Desired, after: &mut Desired) -> Self {
         let endpoints = before.local_endpoints;
         let endpoints = endpoints.symmetric_difference(&after.local_endpoints);
@@ -39,37 +34,28 @@ impl Changed {
         Self {
             local_endpoints: endpoints.copied().collect(),
             health_checks: ports.copied().collect(),
-            virtual_servers: differences(before.virtual_servers, &mut after.virtual_servers),
+            frontends: differences(before.frontends, &mut after.frontends),
             addresses: differences(before.addresses, &mut after.addresses),
-            carrier: false,
         }
     }
 
     /// Adds the changes of `other`.
     pub fn extend(&mut self, other: Self) {
-        // After a start, insertions in order of the keys would take much time and memory.
-        if *self == Self::default() {
-            *self = other;
-            return;
-        }
-        self.virtual_servers.extend(other.virtual_servers);
+        self.frontends.extend(other.frontends);
         self.addresses.extend(other.addresses);
         self.local_endpoints.extend(other.local_endpoints);
         self.health_checks.extend(other.health_checks);
-        self.carrier |= other.carrier;
     }
 }
 
 /// Returns the keys of which `before` and `after` have different values. Puts back equal old values.
-fn differences<K: SplitKey, V: PartialEq>(
-    before: SplitMap<K, V>,
-    after: &mut SplitMap<K, V>,
+fn differences<K: Ord + Copy, V: PartialEq>(
+    before: BTreeMap<K, V>,
+    after: &mut BTreeMap<K, V>,
 ) -> BTreeSet<K> {
-    // With room for all new keys of a start. A growing vector would be copied into new memory again and again.
-    let mut new = Vec::with_capacity(after.len().saturating_sub(before.len()));
-    new.extend(after.keys().filter(|key| !before.contains_key(key)));
-    let mut keys: BTreeSet<K> = new.into_iter().collect();
-    for (key, old) in before.into_entries() {
+    let new = after.keys().filter(|key| !before.contains_key(key));
+    let mut keys: BTreeSet<K> = new.copied().collect();
+    for (key, old) in before {
         match after.get_mut(&key) {
             Some(now) if *now == old => *now = old,
             _ => _ = keys.insert(key),
@@ -84,7 +70,7 @@ fn differences<K: SplitKey, V: PartialEq>(
 /// of the same update.
 #[derive(Default)]
 pub(super) struct Previous {
-    pub(super) virtual_servers: BTreeMap<ipvs::ServiceKey, Option<VirtualServer>>,
+    pub(super) frontends: BTreeMap<Frontend, Option<FrontendPlan>>,
     addresses: BTreeMap<IpAddr, Option<LocalAddress>>,
     local_endpoints: BTreeMap<IpAddr, bool>,
     pub(super) health_checks: BTreeMap<u16, Option<HealthCheck>>,
@@ -106,19 +92,16 @@ impl LocalAddress {
 impl Previous {
     /// Notes the parts of the plan that a Service with this footprint touches.
     pub(super) fn note(&mut self, desired: &Desired, footprint: &Footprint) {
-        for &key in footprint.keys() {
-            let before = || desired.virtual_servers.get(&key).cloned();
-            self.virtual_servers.entry(key).or_insert_with(before);
+        for &frontend in &footprint.frontends {
+            let before = || desired.frontends.get(&frontend).cloned();
+            self.frontends.entry(frontend).or_insert_with(before);
         }
-        self.note_addresses(desired, footprint.addresses());
-        let Some(parts) = footprint.parts() else {
-            return;
-        };
-        for &address in &parts.local_endpoints {
+        self.note_addresses(desired, footprint.addresses.iter().copied());
+        for &address in &footprint.local_endpoints {
             let before = || desired.local_endpoints.contains(&address);
             self.local_endpoints.entry(address).or_insert_with(before);
         }
-        if let Some(port) = parts.health_port {
+        if let Some(port) = footprint.health_port {
             let before = || desired.health_checks.get(&port).cloned();
             self.health_checks.entry(port).or_insert_with(before);
         }
@@ -141,19 +124,17 @@ impl Previous {
     ///
     /// Puts back old values as [`Changed::between`] does.
     pub(super) fn compare(self, after: &mut Desired) -> Changed {
-        let mut virtual_servers = BTreeSet::new();
-        for (key, before) in self.virtual_servers {
-            match (before, after.virtual_servers.get_mut(&key)) {
+        let mut frontends = BTreeSet::new();
+        for (frontend, before) in self.frontends {
+            match (before, after.frontends.get_mut(&frontend)) {
                 (Some(before), Some(now)) if before == *now => *now = before,
                 (None, None) => {}
-                _ => {
-                    virtual_servers.insert(key);
-                }
+                _ => _ = frontends.insert(frontend),
             }
         }
         let addresses = self.addresses.into_iter();
         Changed {
-            virtual_servers,
+            frontends,
             addresses: addresses
                 .filter(|(address, before)| {
                     let now = after.addresses.get(address).copied();
@@ -169,7 +150,6 @@ impl Previous {
                 .filter(|(port, before)| before.as_ref() != after.health_checks.get(port))
                 .map(|(port, _)| port)
                 .collect(),
-            carrier: false,
         }
     }
 }

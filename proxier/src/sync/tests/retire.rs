@@ -105,9 +105,9 @@ impl Edited {
 
     /// Returns the virtual servers that the plan lacks, each with the weights of its destinations.
     fn stale(&self) -> Vec<(String, Vec<u32>)> {
-        let desired = &self.proxier.desired().virtual_servers;
+        let wanted = self.proxier.wanted();
         let servers = self.proxier.dataplane.state.virtual_servers.iter();
-        let stale = servers.filter(|(key, _)| !desired.contains_key(key));
+        let stale = servers.filter(|(key, _)| !wanted.contains(key));
         let weights = |server: &crate::observed::ObservedServer| {
             let destinations = server.destinations.iter();
             destinations.map(|destination| destination.weight).collect()
@@ -135,7 +135,9 @@ impl Edited {
         assert_eq!(self.proxier.next_due(), None);
         assert_eq!(self.stale(), []);
         let state = &self.proxier.dataplane.state;
-        assert_eq!(state.addresses, self.proxier.desired().addresses);
+        let addresses = state.addresses.iter();
+        let addresses: BTreeMap<_, _> = addresses.map(|(it, source)| (it, *source)).collect();
+        assert_eq!(addresses, self.proxier.desired().addresses);
         let rules = rules_from_scratch(&self.proxier);
         assert_eq!(self.proxier.dataplane.rules, Some(rules));
         assert!(self.proxier.ledger().retired().is_empty());

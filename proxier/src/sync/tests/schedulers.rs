@@ -80,7 +80,7 @@ fn a_missing_scheduler_is_used_when_the_kernel_has_it() {
         assert_eq!(due - now, Duration::from_secs(300));
         now = due;
         let applied = proxier.sync(now).unwrap();
-        assert_eq!(applied.found_schedulers, [name]);
+        assert_eq!(applied.found_schedulers, [scheduler.into()]);
         assert_eq!(applied.failures().count(), 0);
         let expected = expected
             .iter()

@@ -1,0 +1,47 @@
+//! Plans for unit tests.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{
+    Access, Availability, Balancing, FrontendKind, FrontendPlan, Profile, RelayOptions, Scope,
+    SelectedEndpoint,
+};
+use crate::model::{ObjectName, SchedulerFlags, ServicePortName, TrafficPolicy};
+
+/// Returns the plan of a cluster IP of the Service default/web with these endpoints.
+pub(crate) fn cluster_ip(endpoints: &[&str]) -> FrontendPlan {
+    let endpoint = |text: &&str| {
+        let endpoint: SocketAddr = text.parse().unwrap();
+        SelectedEndpoint {
+            address: endpoint.ip(),
+            port: endpoint.port(),
+            weight: 1,
+        }
+    };
+    FrontendPlan {
+        profile: Arc::new(Profile {
+            kind: FrontendKind::ClusterIp,
+            access: Access {
+                scope: Scope::Internal,
+                policy: TrafficPolicy::Cluster,
+                endpoints: Availability::Usable,
+                source_ranges: None,
+            },
+            balancing: Balancing {
+                scheduler: "rr".into(),
+                flags: SchedulerFlags::default(),
+                affinity_secs: None,
+            },
+            drain: Duration::ZERO,
+            relay: RelayOptions::default(),
+        }),
+        endpoints: endpoints.iter().map(endpoint).collect(),
+        inside: None,
+        owner: ServicePortName {
+            service: ObjectName::new("default", "web"),
+            port: "".into(),
+        },
+    }
+}
