@@ -14,10 +14,8 @@ use smallvec::SmallVec;
 
 mod annotations;
 
-pub use annotations::{
-    Annotations, ProxyProtocol, SchedulerFlags, SourceAddress, TopologyKey, Weights,
-};
-pub use net::{Cidr, Family, Networks, Protocol};
+pub use annotations::{Annotations, SchedulerFlags, TopologyKey, Weights};
+pub use net::{Cidr, Family, Networks, Protocol, ProxyProtocol, SourceAddress};
 
 /// The name of an object; prints as `namespace/name`, or `name` if it is cluster-scoped.
 ///

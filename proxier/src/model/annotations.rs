@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::Cidr;
+use super::{Cidr, ProxyProtocol, SourceAddress};
 
 /// A Service's options for which Kubernetes has no field (annotations `ipvs-proxier.io/..`).
 /// `None` selects the cluster's default.
@@ -26,25 +26,6 @@ pub struct Annotations {
     /// `topology-keys`: the locations of endpoints in order of preference; never empty, without
     /// duplicates, [`TopologyKey::Any`] only as the last.
     pub topology_keys: Option<Box<[TopologyKey]>>,
-}
-
-/// A version of the PROXY protocol: a header before a client's first byte, with the client's address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ProxyProtocol {
-    /// A line of text.
-    V1,
-    /// A binary header.
-    V2,
-}
-
-/// The source address of a relay's connections to endpoints.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SourceAddress {
-    /// The address of this node.
-    #[default]
-    Node,
-    /// The address of the client.
-    Client,
 }
 
 /// Flags of the schedulers `sh` and `mh`; others have none.
