@@ -46,7 +46,6 @@ mod packed;
 mod panics;
 mod plan;
 mod problem;
-mod relay;
 mod retry;
 mod sources;
 mod split_map;

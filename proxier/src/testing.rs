@@ -190,11 +190,3 @@ pub mod watch {
         WatchMessage, start,
     };
 }
-
-pub mod relay {
-    //! The relay of the userspace dataplane.
-    pub use crate::relay::{
-        Counts, EndpointPool, Handling, Holder, InsideClients, Listening, OpenError, PoolConfig,
-        Relay, RelayLimits, Route, Statistics, Transport,
-    };
-}

@@ -13,7 +13,7 @@ use proxier::testing::dataplane::Dataplane;
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::dataplane::userspace::Userspace;
 use proxier::testing::plan::ServiceAddresses;
-use proxier::testing::relay::{InsideClients, RelayLimits};
+use relay::{InsideClients, RelayLimits};
 
 use world::{Protocol, World};
 

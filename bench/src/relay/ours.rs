@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::Duration;
 
-use proxier::testing::relay::{EndpointPool, PoolConfig, Relay, RelayLimits, Route, Transport};
+use relay::{EndpointPool, PoolConfig, Relay, RelayLimits, Route, Transport};
 use schedulers::{Options, Thresholds};
 
 use super::endpoints::{ADDRESSES, DATAGRAMS, ECHO, SOURCE};

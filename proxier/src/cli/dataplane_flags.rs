@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use relay::{InsideClients, RelayLimits};
 
 use super::{DurationFlag, NodeFlags};
 use crate::dataplane::Failure;
@@ -10,7 +11,6 @@ use crate::dataplane::linux::Linux;
 use crate::dataplane::userspace::Userspace;
 use crate::filter::LocalMode;
 use crate::model::{Family, Networks};
-use crate::relay::{InsideClients, RelayLimits};
 
 /// Flags about the dataplane. kube-proxy has no such flags.
 #[derive(Args, Debug)]

@@ -17,6 +17,10 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use rapidhash::RapidHashSet;
+use relay::{
+    AffinityRoom, EndpointPool, Handling, InsideClients, Listening, OpenError, Relay, RelayLimits,
+    Route, kernel_schedulers,
+};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use schedulers::Registry;
@@ -34,10 +38,6 @@ use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, Obse
 use crate::op::Op;
 use crate::plan::{Capabilities, Changed, Machine, RelayAbilities};
 use crate::problem::Problem;
-use crate::relay::{
-    AffinityRoom, EndpointPool, Handling, InsideClients, Listening, OpenError, Relay, RelayLimits,
-    Route, kernel_schedulers,
-};
 use crate::split_map::SplitMap;
 
 mod circles;
@@ -467,7 +467,7 @@ fn unopened(error: &OpenError, op: &Op) -> Failure {
 }
 
 /// The failure of a change that a pool refuses, with the error number that IPVS would return.
-fn refused(error: &crate::relay::PoolError, op: &Op) -> Failure {
+fn refused(error: &relay::PoolError, op: &Op) -> Failure {
     Failure {
         errno: Some(error.errno()),
         message: format!("{op}: {error}"),

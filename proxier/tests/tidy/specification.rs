@@ -96,6 +96,7 @@ fn directory(package: Option<&str>) -> Result<PathBuf, String> {
         "api-server" => "proxier/tests/api_server",
         "net" => "proxier/net",
         "nftables" => "proxier/nftables",
+        "relay" => "proxier/relay",
         "netlink" => "ipvs-netlink/netlink",
         name => name,
     };

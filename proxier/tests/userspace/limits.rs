@@ -4,7 +4,7 @@ use ipvs_netlink as ipvs;
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::userspace::Userspace;
 use proxier::testing::op::Op;
-use proxier::testing::relay::{InsideClients, RelayLimits};
+use relay::{InsideClients, RelayLimits};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use super::*;

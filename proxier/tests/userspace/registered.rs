@@ -9,8 +9,8 @@ use proxier::testing::ledger::LedgerFile;
 use proxier::testing::manifests::{self, Options};
 use proxier::testing::op::Op;
 use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use proxier::testing::relay::{InsideClients, RelayLimits};
 use proxier::testing::sync::Proxier;
+use relay::{InsideClients, RelayLimits};
 use schedulers::{Registry, Request, Scheduler, ServerId, Servers};
 
 use super::*;

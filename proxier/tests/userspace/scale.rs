@@ -7,7 +7,7 @@ use ipvs_netlink as ipvs;
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::userspace::Userspace;
 use proxier::testing::op::Op;
-use proxier::testing::relay::{InsideClients, RelayLimits};
+use relay::{InsideClients, RelayLimits};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::*;

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ipvs_netlink as ipvs;
 use rapidhash::RapidHashSet;
+use relay::Counts;
 use rustix::io::Errno;
 
 use super::convert::{socket, thresholds};
@@ -16,7 +17,6 @@ use crate::frontend::Frontend;
 use crate::model::{ObjectName, Protocol};
 use crate::op::Op;
 use crate::problem::Problem;
-use crate::relay::Counts;
 
 /// The maximum number of endpoints that a Problem names.
 const SAMPLES: usize = 3;

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use relay::LocalAnswers;
+
 use crate::dataplane::answer_path::AnswerPath;
 use crate::frontend::Frontend;
 use crate::model::{Family, SourceAddress};
 use crate::plan::{Changed, Desired, Machine, RelayOptions};
-use crate::relay::LocalAnswers;
 
 /// The frontends that ask for clients' addresses, and what they need of the kernel.
 #[derive(Debug)]

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
+use relay::{Handling, PoolConfig, Transport};
 use schedulers::{Family, Flags, Options, Thresholds};
 
 use crate::model::Protocol;
 use crate::plan::RelayOptions;
-use crate::relay::{Handling, PoolConfig, Transport};
 
 pub(super) fn pool_config(service: &ipvs::Service) -> PoolConfig {
     let has = |flag| service.flags.contains(flag);
