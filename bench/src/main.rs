@@ -14,7 +14,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-mod addresses;
 mod cluster;
 mod compare;
 mod demo;
@@ -27,8 +26,6 @@ mod process;
 mod relay;
 mod replay;
 mod report;
-mod shield;
-mod trash;
 
 /// Benchmarks and the demonstration of ipvs-proxier.
 #[derive(Debug, Parser)]
@@ -40,8 +37,6 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Compare local routes on the device kube-ipvs0 with those on lo.
-    Addresses(addresses::Flags),
     /// Run proxies in a large cluster with an API server; print a table, write JSON and an HTML page.
     Cluster(cluster::Flags),
     /// Compare the schedulers in a simulation; print a table, CSV or JSON and write an HTML report.
@@ -63,16 +58,11 @@ enum Command {
     Relay(relay::Flags),
     /// Replay a trace (JSON lines) through the schedulers and print each pick.
     Replay,
-    /// Measure the cost of a connection with the shield of frontends and without.
-    Shield(shield::Flags),
-    /// Add destinations again that the kernel has just removed, in several orders.
-    Trash(trash::Flags),
 }
 
 fn main() -> ExitCode {
     lab::guest::play_role();
     let result = match Cli::parse().command {
-        Command::Addresses(flags) => flags.run(),
         Command::Cluster(flags) => flags.run(),
         Command::Compare(flags) => flags.run(),
         Command::Demo { proxier } => demo::run(proxier),
@@ -81,8 +71,6 @@ fn main() -> ExitCode {
         Command::Nftables(flags) => flags.run(),
         Command::Relay(flags) => flags.run(),
         Command::Replay => replay::run(),
-        Command::Shield(flags) => flags.run(),
-        Command::Trash(flags) => flags.run(),
     };
     match result {
         Ok(code) => code,

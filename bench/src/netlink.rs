@@ -22,7 +22,7 @@ use crate::figures::Repetition;
 use crate::inside;
 use crate::process::tool;
 
-pub(crate) mod limit;
+mod limit;
 
 /// Flags of `bench netlink`.
 #[derive(Args, Debug)]
@@ -144,7 +144,7 @@ impl Flags {
 }
 
 /// Returns the changes that create a table: each virtual server, then its destinations.
-pub(crate) fn table(services: u32, destinations: u32) -> Vec<Change> {
+fn table(services: u32, destinations: u32) -> Vec<Change> {
     let scheduler = "rr".parse().expect("a scheduler's name");
     let mut changes = Vec::new();
     for service in 0..services {

@@ -208,7 +208,7 @@ fn frontend(number: u32) -> Frontend {
 }
 
 /// Returns the admission of a cluster IP whose endpoints all serve.
-pub(crate) fn admission() -> Admission {
+fn admission() -> Admission {
     Admission {
         scope: Scope::Internal,
         policy: TrafficPolicy::Cluster,

@@ -3,7 +3,7 @@
 //! The kernel keeps removed destinations in the namespace's trash for two to three minutes. Each added
 //! destination searches the trash from the newest entry, and takes the entry of the same destination out
 //! (`ip_vs_trash_get_dest`). After a flush of 100,000, an addition searches 50,000 entries on average;
-//! if the destination that was removed last comes first, it searches one (`bench trash`).
+//! if the destination that was removed last comes first, it searches one.
 //!
 //! A flush removes the virtual servers in the order in which the kernel lists them. So the order is learnt
 //! while nothing differs. It cannot be read later: Linux 7.2 gives the table a new order after a flush.
