@@ -5,9 +5,6 @@
 //!   the work of that kernel.
 //! * *calls*: system calls of the same changes and of a resync, on a lab kernel under strace.
 //! * *memory*: memory of the real program on a lab kernel while it watches an API server.
-//! * *idle*: the duration of a resync that finds no difference, on a lab kernel.
-//! * *start*: the time of the first programming of a node, and the time until a client can connect
-//!   to the API server's Service. It has no limit.
 //! * *launch*: the time from the start of the real program to the end of its first programming.
 //! * *scrape*: CPU time and memory of the real program for a scrape with series of every Service.
 
@@ -29,13 +26,11 @@ use node::{Node, Observer, Step};
 mod calls;
 mod cluster;
 mod daemon;
-mod idle;
 mod instructions;
 mod launch;
 mod memory;
 mod node;
 mod scrape;
-mod start;
 
 /// Maximum cost of a change in a larger cluster, in percent of its cost in the smallest.
 const MAX_GROWTH_PERCENT: u64 = 120;
@@ -66,7 +61,7 @@ pub(crate) struct Flags {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "cpu,calls,memory,idle,start,launch,scrape"
+        default_value = "cpu,calls,memory,launch,scrape"
     )]
     parts: Vec<Part>,
 
@@ -91,19 +86,6 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NUMBER", default_value_t = 10_000)]
     memory_services: u32,
 
-    /// Cluster sizes for the idle measurement, in Services.
-    #[arg(
-        long,
-        value_name = "NUMBER",
-        value_delimiter = ',',
-        default_value = "1000,10000"
-    )]
-    idle_services: Vec<u32>,
-
-    /// Number of Services for the start measurement.
-    #[arg(long, value_name = "NUMBER", default_value_t = 2_000)]
-    start_services: u32,
-
     /// Number of Services for the measurement of the program's start.
     #[arg(long, value_name = "NUMBER", default_value_t = 1_000)]
     launch_services: u32,
@@ -122,8 +104,6 @@ enum Part {
     Cpu,
     Calls,
     Memory,
-    Idle,
-    Start,
     Launch,
     Scrape,
 }
@@ -166,12 +146,6 @@ impl Flags {
             if self.parts.contains(&Part::Memory) {
                 self.memory(&mut exceeded)?;
             }
-            if self.parts.contains(&Part::Idle) {
-                self.idle(&mut exceeded)?;
-            }
-            if self.parts.contains(&Part::Start) {
-                self.start()?;
-            }
             if self.parts.contains(&Part::Launch) {
                 self.launch(&mut exceeded)?;
             }
@@ -189,9 +163,10 @@ impl Flags {
         for limit in &exceeded {
             println!("limit exceeded: {limit}");
         }
-        Ok(match exceeded.is_empty() {
-            true => inside,
-            false => ExitCode::FAILURE,
+        Ok(if exceeded.is_empty() {
+            inside
+        } else {
+            ExitCode::FAILURE
         })
     }
 
@@ -352,27 +327,6 @@ impl Flags {
         Ok(())
     }
 
-    fn start(&self) -> anyhow::Result<()> {
-        let cluster = self.cluster(self.start_services);
-        let start = lab::in_fresh_network(|| {
-            daemon::add_node_address()?;
-            start::measure(cluster)
-        })??;
-        let share = start.api_service.as_micros() * 1000 / start.whole.as_micros().max(1);
-        println!(
-            "first programming of {} Services x {} endpoints, Linux {}: {} ms; a client could \
-             connect to default/kubernetes after {} us, {} % of it (an upper bound: it includes the \
-             transaction with all packet rules and the call that applies the Ops)\n",
-            cluster.services,
-            cluster.endpoints,
-            lab::kernel_release(),
-            start.whole.as_millis(),
-            start.api_service.as_micros(),
-            tenths(u64::try_from(share)?),
-        );
-        Ok(())
-    }
-
     fn program(&self) -> anyhow::Result<PathBuf> {
         process::proxier(self.proxier.clone())
     }
@@ -427,20 +381,6 @@ impl Observer for Marker {
         calls::mark(BETWEEN);
         Ok(())
     }
-}
-
-/// Returns a unique path for a temporary file.
-///
-/// The name contains the time: lab kernels share the host's file system and assign equal process
-/// ids.
-fn temporary(what: &str) -> PathBuf {
-    let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
-    let name = format!(
-        "bench-engine-{what}-{}-{}",
-        std::process::id(),
-        since.as_nanos()
-    );
-    std::env::temp_dir().join(name)
 }
 
 /// Formats KiB as megabytes (10^6 bytes).

@@ -139,6 +139,17 @@ pub(crate) fn proxier(given: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     }
 }
 
+/// Returns a unique path for a temporary file.
+///
+/// The name contains the time: lab kernels share the host's file system and assign equal process
+/// ids.
+pub(crate) fn temporary(what: &str) -> PathBuf {
+    let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+    let process = std::process::id();
+    let name = format!("bench-{what}-{process}-{}", since.as_nanos());
+    std::env::temp_dir().join(name)
+}
+
 /// Runs `ip` with these arguments, separated by spaces.
 pub(crate) fn ip(arguments: &str) -> anyhow::Result<()> {
     let status = tool("ip")

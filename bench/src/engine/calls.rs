@@ -6,6 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
+use crate::process;
+
 /// The path prefix of marks in the trace: names of missing files that are looked up.
 const MARK: &str = "/bench-engine-mark/";
 
@@ -46,7 +48,7 @@ impl fmt::Display for Calls {
 
 /// Runs `program` under strace and returns its system calls by section.
 pub(crate) fn count(program: &Command) -> anyhow::Result<BTreeMap<String, Calls>> {
-    let path = super::temporary("strace");
+    let path = process::temporary("strace");
     let mut strace = Command::new("strace");
     strace.arg("-qq").arg("-o").arg(&path);
     strace.arg(program.get_program()).args(program.get_args());

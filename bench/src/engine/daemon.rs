@@ -11,7 +11,7 @@ use api_server::ApiServer;
 use ipvs_netlink::Client;
 
 use super::cluster::{Cluster, NODE, NODE_ADDRESS};
-use crate::process::{Cpu, Memory, ip};
+use crate::process::{self, Cpu, Memory, ip};
 
 /// The time limit for programming the whole cluster.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -49,7 +49,7 @@ impl Daemon {
         server: &ApiServer,
         flags: &[&str],
     ) -> anyhow::Result<Self> {
-        let directory = super::temporary("run");
+        let directory = process::temporary("run");
         std::fs::create_dir_all(&directory)?;
         let began = Instant::now();
         let mut process = Command::new(program)

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, ensure};
 
 use super::node::Step;
+use crate::process;
 
 /// The module of the functions whose instructions are counted.
 const MODULE: &str = "bench::engine::node";
@@ -17,7 +18,7 @@ const MODULE: &str = "bench::engine::node";
 ///
 /// Instructions in the kernel are not included.
 pub(crate) fn count(program: &Command) -> anyhow::Result<BTreeMap<Step, u64>> {
-    let directory = super::temporary("callgrind");
+    let directory = process::temporary("callgrind");
     std::fs::create_dir_all(&directory)?;
     let mut callgrind = Command::new("valgrind");
     callgrind.args(["--tool=callgrind", "--quiet"]);

@@ -15,6 +15,7 @@ use proxier::testing::sync::Proxier;
 use serde::{Deserialize, Serialize};
 
 use super::cluster::{Cluster, NODE, parse_slice};
+use crate::process;
 
 /// The rounds that an added and later removed endpoint causes.
 #[derive(
@@ -42,15 +43,15 @@ impl Step {
     }
 }
 
-/// Returns the planner's configuration for [`NODE`]; removed destinations drain for `drain`.
-pub(crate) fn config(drain: Duration) -> anyhow::Result<PlanConfig> {
+/// Returns the planner's configuration for [`NODE`].
+fn config() -> anyhow::Result<PlanConfig> {
     Ok(PlanConfig {
         node_name: NODE.into(),
         scheduler: "rr".into(),
         node_port_addresses: NodePortAddresses::parse(std::iter::empty())?,
         has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Routes,
-        drain,
+        drain: Duration::from_secs(3_600),
     })
 }
 
@@ -65,8 +66,8 @@ pub(crate) struct Node<D> {
 impl<D: Dataplane> Node<D> {
     /// Programs `cluster` into `dataplane`.
     pub(crate) fn start(dataplane: D, cluster: Cluster) -> anyhow::Result<Self> {
-        let config = config(Duration::from_secs(3_600))?;
-        let state = super::temporary("state");
+        let config = config()?;
+        let state = process::temporary("state");
         let proxier = Proxier::new(dataplane, config, LedgerFile::new(&state))?
             .filtering(FilterConfig::default());
         let periods = Periods {
