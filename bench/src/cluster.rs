@@ -23,7 +23,7 @@ use crate::{inside, process};
 use api::ApiKind;
 use machine::Machine;
 use outcome::Outcome;
-use report::Report;
+use results::Report;
 use scenario::{Parameters, Scenario};
 use subject::{KubeProxy, Subject};
 
@@ -38,7 +38,7 @@ mod outcome;
 mod page;
 mod population;
 mod probe;
-mod report;
+mod results;
 mod run;
 mod scenario;
 mod strace;

@@ -34,8 +34,7 @@ mod outcome;
 mod outside;
 mod plan;
 mod progress;
-mod random;
-mod report;
+mod results;
 mod scenario;
 mod station;
 mod sweep;
@@ -46,7 +45,7 @@ mod workload;
 use cells::Effort;
 use plan::Plan;
 use progress::Progress;
-use report::Report;
+use results::Report;
 
 /// The exit code after an interruption (128 + SIGINT).
 const INTERRUPTED: u8 = 130;

@@ -23,6 +23,7 @@ mod inside;
 mod netlink;
 mod nftables;
 mod process;
+mod random;
 mod relay;
 mod replay;
 mod report;

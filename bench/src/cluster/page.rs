@@ -1,7 +1,7 @@
 //! The report as one HTML page.
 
 use super::outcome::Outcome;
-use super::report::Report;
+use super::results::Report;
 use super::scenario::Phase;
 use super::summary;
 use crate::report::lines::{Axis, Lines, Series};

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::outcome::{Cost, Latency, Outcome, Step};
-use super::report::Report;
+use super::results::Report;
 use super::scenario::{Phase, Scenario};
 use crate::report::table::Table;
 

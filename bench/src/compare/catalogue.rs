@@ -3,10 +3,10 @@
 //! Unless a scenario says otherwise, the servers have 64 cores in total, a connection takes one second of
 //! one core, and a server's weight is its number of cores.
 
-use super::random::Duration;
 use super::scenario::{Action, Affinity, Scenario, ServerKind, Step};
 use super::station::{Discipline, Health};
 use super::workload::{Arrivals, IdleConnections, Workload};
+use crate::random::Duration;
 
 /// The usual number of servers.
 const SERVERS: usize = 16;

@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use super::report::Report;
+use super::results::Report;
 
 /// Returns a line per scheduler and scenario.
 pub(crate) fn rows(report: &Report) -> String {

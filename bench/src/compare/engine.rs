@@ -19,11 +19,11 @@ use schedulers::{Balancer, Error, Implementation, Options, Registry, Request};
 
 use super::node::{AFTER_END, End, Node, duration};
 use super::outcome::{BINS, Outcome};
-use super::random::Random;
 use super::scenario::{Action, Affinity, Scenario, Step};
 use super::station::{Connection, Health, Station};
 use super::tournament::Tournament;
 use super::workload::{Arrival, Demand, Source, client_address, destination_address};
+use crate::random::Random;
 
 /// The share of the run that is not measured, because servers start empty.
 const WARM_UP: f64 = 0.1;

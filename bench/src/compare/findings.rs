@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::report::{Chapter, NEGLIGIBLE_LOSS, Report, Row};
+use super::results::{Chapter, NEGLIGIBLE_LOSS, Report, Row};
 use super::sweep::{NODES, Point, Sweep};
 use crate::report::svg::time;
 

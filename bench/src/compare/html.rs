@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::chart;
 use super::findings::percent;
-use super::report::{Chapter, Report, Row};
+use super::results::{Chapter, Report, Row};
 use super::sweep::{NODES, SERVERS, Sweep};
 use crate::report::page::{Page, thousands};
 use crate::report::svg::{escaped, time};

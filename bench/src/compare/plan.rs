@@ -2,7 +2,7 @@
 
 use super::cells::{Cell, Effort, Measured};
 use super::findings;
-use super::report::{Chapter, Report, Row};
+use super::results::{Chapter, Report, Row};
 use super::scenario::Scenario;
 use super::sweep::{NODES, Point, QUESTIONS, Question, SERVERS, Sweep};
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use schedulers::Registry;
 
-use super::report::{Chapter, Report};
+use super::results::{Chapter, Report};
 use super::scenario::Scenario;
 use super::sweep::{NODES, SERVERS, Sweep};
 

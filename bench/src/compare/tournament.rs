@@ -52,7 +52,7 @@ impl Tournament {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::random::Random;
+    use crate::random::Random;
 
     #[test]
     fn the_least_value_is_right_after_every_change() {

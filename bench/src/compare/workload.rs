@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::random::{Duration, Popularity, Random};
+use crate::random::{Duration, Popularity, Random};
 
 /// How connections arrive. The mean rate is given separately.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 //! The chart of connections that move to another server: a bar per scheduler.
 
 use crate::compare::findings::percent;
-use crate::compare::report::{Chapter, Row};
+use crate::compare::results::{Chapter, Row};
 use crate::report::svg::{Anchor, Kind, Scale, Svg};
 
 const WIDTH: f64 = 960.0;

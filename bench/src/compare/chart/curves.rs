@@ -1,7 +1,7 @@
 //! The chart of the imbalance over time: a panel per kind of scheduler, because fifteen lines in one
 //! panel cannot be told apart.
 
-use crate::compare::report::{Chapter, Row};
+use crate::compare::results::{Chapter, Row};
 use crate::report::svg::{Anchor, Kind, Scale, Svg, plain};
 
 const WIDTH: f64 = 960.0;

@@ -1,7 +1,7 @@
 //! The chart of latency percentiles: a line with four dots per scheduler.
 
 use crate::compare::findings::percent;
-use crate::compare::report::{Chapter, Row};
+use crate::compare::results::{Chapter, Row};
 use crate::report::svg::{Anchor, Kind, Scale, Svg, plain, time};
 
 const WIDTH: f64 = 960.0;

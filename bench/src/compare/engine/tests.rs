@@ -1,9 +1,9 @@
 //! Compares the simulation with queueing theory, and checks properties of every scheduler.
 
 use super::*;
-use crate::compare::random::Duration;
 use crate::compare::station::Discipline;
 use crate::compare::{catalogue, outside};
+use crate::random::Duration;
 
 fn registry() -> Registry {
     let mut registry = Registry::kernel();
