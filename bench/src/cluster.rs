@@ -9,7 +9,7 @@
 //!   population ─▶ api ──TLS──▶ proxy under test ──netlink──▶ kernel
 //!       ▲                          │ subject                   │ tap: each message, with its time
 //!      run: phases ◀── CPU, memory ┘                           ▼
-//!       └────────────────────────────────────────────▶ outcome ─▶ summary, page
+//!       └────────────────────────────────────────────▶ outcome ─▶ report
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -19,11 +19,12 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use lab::machine::Memory;
 
+use crate::report::Output;
 use crate::{inside, process};
 use api::ApiKind;
 use machine::Machine;
 use outcome::Outcome;
-use results::Report;
+use results::Results;
 use scenario::{Parameters, Scenario};
 use subject::{KubeProxy, Subject};
 
@@ -35,15 +36,14 @@ mod limit;
 mod machine;
 pub(crate) mod objects;
 mod outcome;
-mod page;
 mod population;
 mod probe;
+mod report;
 mod results;
 mod run;
 mod scenario;
 mod strace;
 mod subject;
-mod summary;
 mod tap;
 
 /// Flags of `bench cluster`.
@@ -94,13 +94,12 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "SIZE", default_value = "3072M")]
     memory: Memory,
 
-    /// The folder for results.json and index.html [default: none are written].
-    #[arg(long, value_name = "FOLDER")]
-    out: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    json: bool,
+    /// Measure nothing, and report the results of an earlier run.
+    #[arg(long, value_name = "results.json")]
+    from: Option<PathBuf>,
 }
 
 impl Flags {
@@ -108,6 +107,10 @@ impl Flags {
         if self.list {
             print!("{}", scenario::list());
             return Ok(ExitCode::SUCCESS);
+        }
+        self.output.prepare()?;
+        if let Some(path) = &self.from {
+            return self.finish(&Results::read(path)?);
         }
         let scenarios = self.scenarios()?;
         let subjects = self.subjects()?;
@@ -123,16 +126,17 @@ impl Flags {
             }
             return Ok(ExitCode::SUCCESS);
         }
-        let mut report = Report {
+        let mut results = Results {
             machine: Machine::observe()?,
             outcomes: self.outcomes()?,
         };
-        report.machine.observe_end()?;
-        if let Some(folder) = &self.out {
-            report.write(folder)?;
-        }
-        crate::figures::print(&report, self.json, summary::text)?;
-        Ok(match report.failures() {
+        results.machine.observe_end()?;
+        self.finish(&results)
+    }
+
+    fn finish(&self, results: &Results) -> anyhow::Result<ExitCode> {
+        self.output.finish(results, &report::report(results))?;
+        Ok(match results.failures() {
             0 => ExitCode::SUCCESS,
             _ => ExitCode::FAILURE,
         })
@@ -205,7 +209,8 @@ fn measure(
         memory: Vec::new(),
         notes: Vec::new(),
     };
-    let folder = run::folder()?;
+    let folder = process::temporary("cluster");
+    std::fs::create_dir_all(&folder)?;
     let result =
         lab::in_fresh_network(|| run::measure(scenario, subject, api, &folder, &mut outcome))?;
     if let Err(error) = result {

@@ -11,7 +11,6 @@
 //! processes. On the loopback device, the kernel accounts the work for a packet to the sending process.
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -32,10 +31,11 @@ mod report;
 mod rounds;
 mod train;
 
-use crate::figures as printing;
+use crate::process;
+use crate::report::Output;
 use contestant::{Contestant, Running};
 use endpoints::Endpoints;
-use report::Report;
+use report::Results;
 use rounds::Rounds;
 
 /// Flags of `bench relay`.
@@ -71,13 +71,8 @@ pub(crate) struct Flags {
     #[arg(long)]
     idle: Option<usize>,
 
-    /// Directory for figures.json and relay.svg.
-    #[arg(long, value_name = "DIR", default_value = "target/relay")]
-    out: PathBuf,
-
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 
     /// Be this relay, until the process is killed.
     #[arg(long, hide = true, value_enum)]
@@ -100,6 +95,7 @@ impl Flags {
     }
 
     fn measure(&mut self, descriptors: usize) -> anyhow::Result<ExitCode> {
+        self.output.prepare()?;
         contestant::ensure_installed(&self.relays)?;
         if self.loads.is_empty() {
             self.loads = measure::Task::ALL.to_vec();
@@ -108,27 +104,24 @@ impl Flags {
         // and the endpoint's.
         let most = (descriptors.saturating_sub(500) / 2).min(8_000);
         let idle = self.idle.unwrap_or(most);
-        let report = match lab::in_fresh_network(|| self.compete(idle)) {
-            Ok(report) => report?,
+        let results = match lab::in_fresh_network(|| self.compete(idle)) {
+            Ok(results) => results?,
             // Without the privilege, the loopback device of the machine serves.
             Err(_) => self.compete(idle)?,
         };
-        fs::create_dir_all(&self.out)?;
-        fs::write(self.out.join("relay.svg"), report.plot())?;
-        let json = serde_json::to_string_pretty(&report)?;
-        fs::write(self.out.join("figures.json"), json)?;
-        printing::print(&report, self.json, Report::table)?;
-        Ok(match report.missed().is_empty() {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::FAILURE,
+        self.output.finish(&results, &results.report())?;
+        Ok(if results.missed().is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
         })
     }
 
     /// Starts the endpoints and the contestants, and runs the rounds.
-    fn compete(&self, idle: usize) -> anyhow::Result<Report> {
+    fn compete(&self, idle: usize) -> anyhow::Result<Results> {
         let processors = std::thread::available_parallelism()?.get();
         let (for_relays, for_load) = divide_processors(self.workers)?;
-        let directory = std::env::temp_dir().join(format!("bench-relay-{}", std::process::id()));
+        let directory = process::temporary("relay");
         fs::create_dir_all(&directory)?;
         let endpoints = Endpoints::bind().context("listening at the endpoints' addresses")?;
         let is_over = AtomicBool::new(false);
@@ -152,7 +145,7 @@ impl Flags {
             rounds
         });
         fs::remove_dir_all(&directory)?;
-        Ok(Report {
+        Ok(Results {
             kernel: lab::kernel_release(),
             processors,
             workers: self.workers,

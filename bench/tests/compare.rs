@@ -1,15 +1,12 @@
-//! Runs `bench compare`: its output, its files, and interruptions.
+//! Runs `bench compare`: its output and its files.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -40,23 +37,6 @@ fn json(folder: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// Returns the lines of a CSV file as maps from column names to values.
-fn csv(folder: &Path, name: &str) -> Vec<HashMap<String, String>> {
-    let text = fs::read_to_string(folder.join(name)).unwrap();
-    let mut lines = text.lines();
-    let header: Vec<&str> = lines.next().unwrap().split(',').collect();
-    lines
-        .map(|line| {
-            let fields: Vec<&str> = line.split(',').collect();
-            assert_eq!(fields.len(), header.len(), "{name}: {line}");
-            let pairs = header.iter().zip(fields);
-            pairs
-                .map(|(key, value)| ((*key).to_owned(), value.to_owned()))
-                .collect()
-        })
-        .collect()
-}
-
 /// Asserts that every tag is closed, in the right order.
 fn assert_well_formed(html: &str) {
     const EMPTY: [&str; 3] = ["meta", "br", "!DOCTYPE"];
@@ -74,44 +54,36 @@ fn assert_well_formed(html: &str) {
 }
 
 #[test]
-fn every_file_has_every_scheduler_in_every_scenario() {
+fn every_scheduler_is_in_every_scenario() {
     let folder = TempDir::new().unwrap();
     let output = run("--connections 400 --repeats 1", folder.path());
     let table = String::from_utf8(output.stdout).unwrap();
-    let report = json(folder.path());
-    let scenarios = report["scenarios"].as_array().unwrap();
-    let rows = csv(folder.path(), "results.csv");
+    let results = json(folder.path());
+    let scenarios = results["scenarios"].as_array().unwrap();
     assert!(scenarios.len() >= 10);
-    let mut expected = 0;
     for scenario in scenarios {
         let name = scenario["name"].as_str().unwrap();
-        assert!(table.contains(&format!("{name}: ")), "{name}");
-        for row in scenario["rows"].as_array().unwrap() {
-            let scheduler = &row["scheduler"];
-            let line = rows
-                .iter()
-                .find(|line| line["scenario"] == name && *scheduler == line["scheduler"])
-                .unwrap();
-            assert_eq!(line["arrived"], row["arrived"].to_string());
+        assert!(table.contains(&format!("\n{name}\n")), "{name}");
+        let rows = scenario["rows"].as_array().unwrap();
+        for row in rows {
             let latency = &row["latencyMs"];
             let percentiles = ["p50", "p90", "p99", "p999"].map(|p| latency[p].as_f64().unwrap());
-            assert!(percentiles.is_sorted(), "{name} {scheduler}");
-            assert_eq!(row["spreadCurve"].as_array().unwrap().len(), 100);
-            expected += 1;
+            assert!(percentiles.is_sorted(), "{name} {row}");
+            assert_eq!(row["peakCurve"].as_array().unwrap().len(), 100);
+        }
+        // The kernel's schedulers and the registered one.
+        let schedulers: HashSet<&str> = rows
+            .iter()
+            .map(|row| row["scheduler"].as_str().unwrap())
+            .collect();
+        for scheduler in ["rr", "wrr", "lc", "wlc", "sh", "mh", "peak-ewma"] {
+            assert!(schedulers.contains(scheduler), "{scheduler}");
         }
     }
-    assert_eq!(rows.len(), expected);
-    assert_eq!(csv(folder.path(), "curves.csv").len(), 100 * expected);
-
-    // The kernel's schedulers and the registered one.
-    let schedulers: HashSet<&str> = rows.iter().map(|row| row["scheduler"].as_str()).collect();
-    for name in ["rr", "wrr", "lc", "wlc", "sh", "mh", "peak-ewma"] {
-        assert!(schedulers.contains(name), "{name}");
-    }
-    let sweep = csv(folder.path(), "sweep.csv");
-    let questions: HashSet<&str> = sweep.iter().map(|line| line["question"].as_str()).collect();
-    assert_eq!(questions, HashSet::from(["equal", "weighted", "slow"]));
-    assert!(table.contains("sweep, equal servers"));
+    let sweeps = results["sweeps"].as_array().unwrap().iter();
+    let names: HashSet<&str> = sweeps.map(|it| it["name"].as_str().unwrap()).collect();
+    assert_eq!(names, HashSet::from(["equal", "weighted", "slow"]));
+    assert!(table.contains("lc or rr: equal servers"));
 }
 
 #[test]
@@ -121,14 +93,14 @@ fn the_page_refers_to_nothing_outside() {
         "--connections 400 --repeats 2 --scenarios leaving,steady,sweep",
         folder.path(),
     );
-    let page = fs::read_to_string(folder.path().join("report.html")).unwrap();
+    let page = fs::read_to_string(folder.path().join("index.html")).unwrap();
     assert_well_formed(&page);
     for outside in [
         "http:", "https:", "src=", "@import", "url(", "<script", "<link",
     ] {
         assert!(!page.contains(outside), "{outside}");
     }
-    for name in ["lc", "peak-ewma", "id=\"leaving\"", "id=\"alone\"", "<svg"] {
+    for name in ["lc", "peak-ewma", "id=\"leaving\"", "wlc or wrr", "<svg"] {
         assert!(page.contains(name), "{name}");
     }
     for nonsense in ["NaN", "inf"] {
@@ -138,14 +110,13 @@ fn the_page_refers_to_nothing_outside() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_files_on_any_number_of_threads() {
+fn the_same_seed_gives_the_same_results_on_any_number_of_threads() {
     let figures = |arguments: &str| {
         let folder = TempDir::new().unwrap();
         let common =
             "--connections 2000 --repeats 2 --scenarios bursty,slow --schedulers lc,mh,twos";
         run(&format!("{common} {arguments}"), folder.path());
-        ["results.csv", "curves.csv"]
-            .map(|name| fs::read_to_string(folder.path().join(name)).unwrap())
+        json(folder.path())["scenarios"].clone()
     };
     assert_eq!(
         figures("--seed 7 --threads 1"),
@@ -155,23 +126,13 @@ fn the_same_seed_gives_the_same_files_on_any_number_of_threads() {
 }
 
 #[test]
-fn each_format_prints_its_kind_of_text() {
+fn json_is_printed_as_it_is_written() {
     let folder = TempDir::new().unwrap();
-    let few = "--connections 500 --repeats 1 --scenarios steady --schedulers rr,lc";
-    let printed = |format: &str| {
-        let output = run(&format!("{few} --format {format}"), folder.path());
-        String::from_utf8(output.stdout).unwrap()
-    };
-    let csv = printed("csv");
-    assert_eq!(csv.lines().count(), 3);
-    assert_eq!(
-        csv,
-        fs::read_to_string(folder.path().join("results.csv")).unwrap()
-    );
-    let json: Value = serde_json::from_str(&printed("json")).unwrap();
-    assert_eq!(json["cells"], 2);
-    assert_eq!(json["cellsDone"], 2);
-    assert!(printed("table").contains("per millisecond"));
+    let few = "--connections 500 --repeats 1 --scenarios steady --schedulers rr,lc --json";
+    let output = run(few, folder.path());
+    let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(printed, json(folder.path()));
+    assert_eq!(printed["scenarios"][0]["rows"].as_array().unwrap().len(), 2);
 }
 
 #[test]
@@ -191,86 +152,4 @@ fn unknown_names_are_rejected_with_the_known_ones() {
         list.contains("peak-ewma") && list.contains("many-nodes"),
         "{list}"
     );
-}
-
-/// Starts a run that would take hours, waits until it simulates, and sends SIGINT.
-fn interrupted(folder: &Path) -> (Output, Duration) {
-    let mut child = compare()
-        .args(["--scenarios", "quiet,steady", "--schedulers", "rr,lc"])
-        .args([
-            "--connections",
-            "3000",
-            "--repeats",
-            "1000000",
-            "--threads",
-            "1",
-        ])
-        .arg("--out")
-        .arg(folder)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pid = Pid::from_child(&child);
-    // The program creates the directory after it has installed the signal handlers.
-    assert!(lab::await_true(Duration::from_millis(10), || folder.exists()));
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(child.try_wait().unwrap().is_none());
-    kill_process(pid, Signal::INT).unwrap();
-    let start = Instant::now();
-    let output = child.wait_with_output().unwrap();
-    (output, start.elapsed())
-}
-
-#[test]
-fn an_interrupted_run_writes_complete_cells_only() {
-    let temporary = TempDir::new().unwrap();
-    let folder = temporary.path().join("out");
-    let (output, took) = interrupted(&folder);
-    assert_eq!(output.status.code(), Some(130));
-    // All cells would take hours.
-    assert!(took < Duration::from_secs(600), "{took:?}");
-    let report = json(&folder);
-    assert_eq!(report["cells"], 4);
-    assert_eq!(report["cellsDone"], 0);
-    let page = fs::read_to_string(folder.join("report.html")).unwrap();
-    assert_well_formed(&page);
-    assert!(page.contains("Interrupted"));
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.contains("0 of 4 cells"), "{error}");
-}
-
-#[test]
-fn finished_cells_survive_an_interruption() {
-    let temporary = TempDir::new().unwrap();
-    let folder = temporary.path().join("out");
-    let mut child = compare()
-        .args([
-            "--connections",
-            "20000",
-            "--repeats",
-            "20",
-            "--threads",
-            "1",
-        ])
-        .arg("--out")
-        .arg(&folder)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // The first progress message is printed after the first cell.
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let first = lines.next().unwrap().unwrap();
-    assert!(first.starts_with("1 of "), "{first}");
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let rest: Vec<String> = lines.map(Result::unwrap).collect();
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    let report = json(&folder);
-    let done = report["cellsDone"].as_u64().unwrap();
-    assert!(
-        done >= 1 && done < report["cells"].as_u64().unwrap(),
-        "{rest:?}"
-    );
-    assert_eq!(csv(&folder, "results.csv").len() as u64, done);
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::objects::{self, Family, PER_SLICE};
+use crate::random::Random;
 
 /// The size of a cluster.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -73,7 +74,7 @@ pub(crate) struct Population {
     pods: Vec<Vec<u32>>,
     /// The number of the next new Pod.
     next: u32,
-    dice: Dice,
+    dice: Random,
     /// The Service and the Pod that a rolling restart replaces next.
     rolling: (u32, usize),
     /// The Services that gained a Pod and have not lost it yet.
@@ -92,7 +93,7 @@ impl Population {
             shape,
             pods: (0..services).map(pods).collect(),
             next: services * endpoints,
-            dice: Dice(seed),
+            dice: Random::new(seed, 0),
             rolling: (0, 0),
             scaled: Vec::new(),
         }
@@ -287,24 +288,6 @@ impl Population {
             "endpoints": [{"addresses": [node], "conditions": {"ready": true}}],
         });
         vec![service, slice]
-    }
-}
-
-/// A small generator of random numbers (SplitMix64), so that a seed gives the same run everywhere.
-#[derive(Clone, Debug)]
-struct Dice(u64);
-
-impl Dice {
-    /// Returns a number below `limit`; 0 if that is 0.
-    fn below(&mut self, limit: u32) -> u32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let random = u128::from(mixed ^ (mixed >> 31));
-        // Multiplies and shifts instead of dividing (Lemire 2019); the bias is below 2^-32.
-        let below = (random * u128::from(limit)) >> 64;
-        u32::try_from(below).unwrap_or(0)
     }
 }
 

@@ -7,16 +7,21 @@ use serde::{Deserialize, Serialize};
 
 use super::machine::Machine;
 use super::outcome::Outcome;
-use super::page;
 
 /// Results and where they were measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Report {
+pub(crate) struct Results {
     pub(crate) machine: Machine,
     pub(crate) outcomes: Vec<Outcome>,
 }
 
-impl Report {
+impl Results {
+    /// Reads the results of an earlier run.
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("parsing {}", path.display()))
+    }
+
     /// Returns the names of the scenarios in order.
     pub(crate) fn scenarios(&self) -> Vec<&str> {
         unique(self.outcomes.iter().map(|it| it.scenario.name.as_str()))
@@ -27,10 +32,10 @@ impl Report {
         unique(self.outcomes.iter().map(|it| it.subject.as_str()))
     }
 
-    /// Returns the outcomes of a proxy in a scenario, one per round.
-    pub(crate) fn of(&self, scenario: &str, subject: &str) -> Vec<&Outcome> {
-        let is_asked = |it: &&Outcome| it.scenario.name == scenario && it.subject == subject;
-        self.outcomes.iter().filter(is_asked).collect()
+    /// Returns the outcomes of a scenario.
+    pub(crate) fn of(&self, scenario: &str) -> impl Iterator<Item = &Outcome> + Clone {
+        let outcomes = self.outcomes.iter();
+        outcomes.filter(move |it| it.scenario.name == scenario)
     }
 
     /// Returns the number of outcomes that are incomplete.
@@ -38,19 +43,6 @@ impl Report {
         let failed =
             |it: &&Outcome| it.steps.len() < it.scenario.phases.len() || it.start.is_none();
         self.outcomes.iter().filter(failed).count()
-    }
-
-    /// Writes `results.json` and `index.html`.
-    pub(crate) fn write(&self, folder: &Path) -> anyhow::Result<()> {
-        std::fs::create_dir_all(folder)?;
-        for (name, text) in [
-            ("results.json", serde_json::to_string_pretty(self)?),
-            ("index.html", page::page(self)),
-        ] {
-            let path = folder.join(name);
-            std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
-        }
-        Ok(())
     }
 }
 

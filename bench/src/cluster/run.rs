@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -441,14 +441,4 @@ impl Sampler {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()
     }
-}
-
-/// Returns a new folder for the files of a run.
-///
-/// The name contains the time: lab kernels share the host's file system and assign equal process ids.
-pub(super) fn folder() -> anyhow::Result<PathBuf> {
-    let name = format!("bench-cluster-{}-{}", std::process::id(), now().as_nanos());
-    let folder = std::env::temp_dir().join(name);
-    std::fs::create_dir_all(&folder)?;
-    Ok(folder)
 }

@@ -246,7 +246,7 @@ impl Scenario {
 
     /// Returns the cluster's size, as `1,000 x 10`.
     pub(crate) fn size(&self) -> String {
-        let thousands = crate::report::page::thousands;
+        let thousands = crate::figures::thousands;
         let Shape {
             services,
             endpoints,

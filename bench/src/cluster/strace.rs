@@ -6,6 +6,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::process;
+
 /// A running strace.
 pub(crate) struct Trace {
     strace: Child,
@@ -14,10 +16,10 @@ pub(crate) struct Trace {
 
 impl Trace {
     /// Starts to count the calls of a process.
-    pub(crate) fn start(process: u32) -> anyhow::Result<Self> {
-        let output = super::run::folder()?.join("strace");
+    pub(crate) fn start(traced: u32) -> anyhow::Result<Self> {
+        let output = process::temporary("strace");
         let strace = Command::new("strace")
-            .args(["-f", "-c", "-qq", "-p", &process.to_string(), "-o"])
+            .args(["-f", "-c", "-qq", "-p", &traced.to_string(), "-o"])
             .arg(&output)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -34,9 +36,7 @@ impl Trace {
         kill_process(Pid::from_child(&self.strace), Signal::INT)?;
         self.strace.wait()?;
         let summary = std::fs::read_to_string(&self.output)?;
-        if let Some(folder) = self.output.parent() {
-            std::fs::remove_dir_all(folder)?;
-        }
+        std::fs::remove_file(&self.output)?;
         calls(&summary).with_context(|| format!("strace prints no table:\n{summary}"))
     }
 }

@@ -1,8 +1,9 @@
-//! Runs many simulations in parallel, until all are complete or `stop` is set.
+//! Runs many simulations in parallel.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use anyhow::Context as _;
 use schedulers::Registry;
@@ -11,6 +12,7 @@ use super::engine;
 use super::outcome::Outcome;
 use super::scenario::Scenario;
 use crate::process::thread_cpu;
+use crate::report::progress::StatusLine;
 
 /// One simulation to run: a scheduler in a scenario.
 #[derive(Debug)]
@@ -42,9 +44,7 @@ pub(crate) struct Effort {
     pub(crate) threads: usize,
 }
 
-/// Runs all cells. A cell that was not complete when `stop` became true has the result `None`.
-///
-/// After each cell, one of the threads calls `progress` with the number of complete cells.
+/// Runs all cells, and prints how far it is.
 ///
 /// # Errors
 /// The error of the first run that fails.
@@ -52,29 +52,34 @@ pub(crate) fn run(
     cells: &[Cell<'_>],
     registry: &Registry,
     effort: Effort,
-    stop: &AtomicBool,
-    progress: &(dyn Fn(usize) + Sync),
-) -> anyhow::Result<Vec<Option<Measured>>> {
+) -> anyhow::Result<Vec<Measured>> {
     // Each thread takes the next cell from a shared counter. A fixed split would leave threads idle,
     // because cells differ in cost.
     let next = AtomicUsize::new(0);
-    let done = AtomicUsize::new(0);
     let results = Mutex::new(vec![None; cells.len()]);
+    let (progress, start) = (StatusLine::new(), Instant::now());
     let work = || -> anyhow::Result<()> {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(cell) = cells.get(index) else {
                 return Ok(());
             };
-            let measured = measure(cell, registry, effort, stop)
+            let measured = measure(cell, registry, effort)
                 .with_context(|| format!("{} in {}", cell.scheduler, cell.scenario.name))?;
-            if measured.is_none() {
-                return Ok(());
-            }
             let mut results = results.lock().expect("no thread panics holding it");
-            results[index] = measured;
+            results[index] = Some(measured);
+            let (done, elapsed) = (
+                results.iter().flatten().count(),
+                start.elapsed().as_secs_f64(),
+            );
             drop(results);
-            progress(done.fetch_add(1, Ordering::Relaxed) + 1);
+            progress.show(|| {
+                let left = elapsed / done as f64 * (cells.len() - done) as f64;
+                format!(
+                    "{done} of {} cells, {elapsed:.0} s, about {left:.0} s left",
+                    cells.len()
+                )
+            });
         }
     };
     thread::scope(|scope| {
@@ -85,15 +90,13 @@ pub(crate) fn run(
             .into_iter()
             .try_for_each(|worker| worker.join().expect("a worker panicked"))
     })?;
-    Ok(results.into_inner().expect("no thread panics holding it"))
+    progress.end();
+    let results = results.into_inner().expect("no thread panics holding it");
+    let results: Option<Vec<Measured>> = results.into_iter().collect();
+    results.context("a cell was not simulated")
 }
 
-fn measure(
-    cell: &Cell<'_>,
-    registry: &Registry,
-    effort: Effort,
-    stop: &AtomicBool,
-) -> anyhow::Result<Option<Measured>> {
+fn measure(cell: &Cell<'_>, registry: &Registry, effort: Effort) -> anyhow::Result<Measured> {
     let start = thread_cpu();
     let mut outcome = Outcome::new();
     let mut p99s = Vec::new();
@@ -104,17 +107,13 @@ fn measure(
             cell.scheduler,
             cell.connections,
             effort.seed.wrapping_add(u64::from(repeat)),
-            stop,
         )?;
-        let Some(run) = run else {
-            return Ok(None);
-        };
         p99s.push(run.latency.quantile(0.99));
         outcome.merge(&run);
     }
-    Ok(Some(Measured {
+    Ok(Measured {
         outcome,
         p99s,
         cpu: (thread_cpu() - start).as_secs_f64(),
-    }))
+    })
 }

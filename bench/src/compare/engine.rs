@@ -13,7 +13,6 @@
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
-use std::sync::atomic::{AtomicBool, Ordering as Memory};
 
 use schedulers::{Balancer, Error, Implementation, Options, Registry, Request};
 
@@ -32,12 +31,8 @@ const WARM_UP: f64 = 0.1;
 const PAST: f64 = 2.0 * AFTER_END;
 /// The number of samples of the loads per run.
 const SAMPLES: u32 = 2_000;
-/// The number of events between two checks of `stop`.
-const STOP_CHECK: u32 = 4_096;
 
 /// Simulates `scenario` with this scheduler until about `connections` connections have arrived.
-///
-/// Returns `None` if `stop` became true meanwhile.
 ///
 /// # Errors
 /// `registry` has no such scheduler, or the scheduler picked a server that does not exist.
@@ -47,18 +42,11 @@ pub(crate) fn run(
     scheduler: &str,
     connections: u64,
     seed: u64,
-    stop: &AtomicBool,
-) -> Result<Option<Outcome>, Error> {
+) -> Result<Outcome, Error> {
     let horizon = connections as f64 / scenario.rate();
     let mut simulation = Simulation::new(scenario, registry, scheduler, horizon, seed)?;
-    let mut events = 0_u32;
-    while simulation.advance()? {
-        events = events.wrapping_add(1);
-        if events.is_multiple_of(STOP_CHECK) && stop.load(Memory::Relaxed) {
-            return Ok(None);
-        }
-    }
-    Ok(Some(simulation.finish()))
+    while simulation.advance()? {}
+    Ok(simulation.finish())
 }
 
 struct Simulation<'a> {
@@ -178,7 +166,7 @@ impl<'a> Simulation<'a> {
         } else if let Some(idle) = self.idle.pop() {
             self.stations[idle.station].remove_idle(self.now, idle.cores);
             self.reschedule(idle.station);
-            self.outcome.completed += 1;
+            self.outcome.fates.completed += 1;
             self.leave(idle.station, idle.connection, End::Orderly)?;
         }
         Ok(true)
@@ -190,11 +178,11 @@ impl<'a> Simulation<'a> {
         if self.arrival.at > self.horizon {
             self.arrival.at = f64::INFINITY;
         }
-        self.outcome.arrived += 1;
+        self.outcome.fates.arrived += 1;
         let node = arrival.client % self.scenario.nodes;
         let request = request(&arrival, self.scenario.nodes);
         let Some(server) = self.nodes[node as usize].connect(&request)? else {
-            self.outcome.unserved += 1;
+            self.outcome.fates.unserved += 1;
             return Ok(());
         };
         self.count_pair(&arrival, server);
@@ -212,8 +200,8 @@ impl<'a> Simulation<'a> {
         };
         if let Some(end) = end {
             match end {
-                End::Orderly => self.outcome.rejected += 1,
-                End::Reset | End::Silence => self.outcome.unanswered += 1,
+                End::Orderly => self.outcome.fates.rejected += 1,
+                End::Reset | End::Silence => self.outcome.fates.unanswered += 1,
             }
             let at = self.node_time();
             return self.nodes[node as usize].ended(server, at, end);
@@ -244,7 +232,7 @@ impl<'a> Simulation<'a> {
         if self.is_measured(connection.since) {
             self.outcome.latency.record(latency);
         }
-        self.outcome.completed += 1;
+        self.outcome.fates.completed += 1;
         let at = self.node_time();
         self.nodes[connection.node as usize].measured(server, latency, at)?;
         self.leave(server, connection, End::Orderly)
@@ -315,7 +303,7 @@ impl<'a> Simulation<'a> {
         });
         self.reschedule(server);
         for connection in lost {
-            self.outcome.aborted += 1;
+            self.outcome.fates.aborted += 1;
             self.leave(server, connection, end)?;
         }
         Ok(())
@@ -381,7 +369,7 @@ impl<'a> Simulation<'a> {
 
     fn finish(mut self) -> Outcome {
         for idle in &self.idle {
-            self.outcome.still_open += 1;
+            self.outcome.fates.still_open += 1;
             self.outcome.sojourn += self.now - idle.connection.since;
         }
         self.outcome

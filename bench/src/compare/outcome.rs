@@ -1,17 +1,16 @@
 //! The result of a run of a scenario.
 
+use serde::Serialize;
+
 use super::histogram::Histogram;
 
 /// The number of points of a curve over time.
 pub(crate) const BINS: usize = 100;
 
-/// The result of a run of a scenario, or of several runs together.
-///
-/// Latencies, loads and pairs are counted after the warm-up, connections from the start:
-/// `arrived` = `completed` + `unserved` + `rejected` + `unanswered` + `aborted` + `still_open`.
-#[derive(Clone, Debug)]
-pub(crate) struct Outcome {
-    /// All connections that arrived.
+/// What became of all connections that arrived: `arrived` is the sum of the other counts.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Fates {
     pub(crate) arrived: u64,
     /// Served to their end.
     pub(crate) completed: u64,
@@ -25,6 +24,32 @@ pub(crate) struct Outcome {
     pub(crate) aborted: u64,
     /// Still open at the end of the run.
     pub(crate) still_open: u64,
+}
+
+impl Fates {
+    fn merge(&mut self, other: &Self) {
+        self.arrived += other.arrived;
+        self.completed += other.completed;
+        self.unserved += other.unserved;
+        self.rejected += other.rejected;
+        self.unanswered += other.unanswered;
+        self.aborted += other.aborted;
+        self.still_open += other.still_open;
+    }
+
+    /// Returns the share of connections that were not served to their end.
+    pub(crate) fn lost_share(&self) -> f64 {
+        let lost = self.unserved + self.rejected + self.unanswered + self.aborted;
+        share(lost, self.arrived)
+    }
+}
+
+/// The result of a run of a scenario, or of several runs together.
+///
+/// Latencies, loads and pairs are counted after the warm-up, connections from the start.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) fates: Fates,
     /// The time from arrival to end, of connections with work.
     pub(crate) latency: Histogram,
     /// The loads over time.
@@ -45,13 +70,7 @@ pub(crate) struct Outcome {
 impl Outcome {
     pub(crate) fn new() -> Self {
         Self {
-            arrived: 0,
-            completed: 0,
-            unserved: 0,
-            rejected: 0,
-            unanswered: 0,
-            aborted: 0,
-            still_open: 0,
+            fates: Fates::default(),
             latency: Histogram::new(),
             bins: vec![Loads::default(); BINS],
             loads: Loads::default(),
@@ -64,13 +83,7 @@ impl Outcome {
 
     /// Adds the result of another run.
     pub(crate) fn merge(&mut self, other: &Self) {
-        self.arrived += other.arrived;
-        self.completed += other.completed;
-        self.unserved += other.unserved;
-        self.rejected += other.rejected;
-        self.unanswered += other.unanswered;
-        self.aborted += other.aborted;
-        self.still_open += other.still_open;
+        self.fates.merge(&other.fates);
         self.latency.merge(&other.latency);
         for (bin, more) in self.bins.iter_mut().zip(&other.bins) {
             bin.merge(more);
@@ -80,12 +93,6 @@ impl Outcome {
         self.after_change.merge(other.after_change);
         self.area += other.area;
         self.sojourn += other.sojourn;
-    }
-
-    /// Returns the share of connections that were not served to their end.
-    pub(crate) fn lost_share(&self) -> f64 {
-        let lost = self.unserved + self.rejected + self.unanswered + self.aborted;
-        share(lost, self.arrived)
     }
 }
 
@@ -206,13 +213,13 @@ mod tests {
         pairs.count(true);
         pairs.count(false);
         assert_eq!(pairs.moved_share(), Some(0.5));
-        let mut outcome = Outcome::new();
-        assert_eq!(outcome.lost_share(), 0.0);
-        outcome.arrived = 8;
-        outcome.aborted = 1;
-        outcome.unserved = 1;
-        let mut twice = outcome.clone();
-        twice.merge(&outcome);
+        let mut fates = Fates::default();
+        assert_eq!(fates.lost_share(), 0.0);
+        fates.arrived = 8;
+        fates.aborted = 1;
+        fates.unserved = 1;
+        let mut twice = fates;
+        twice.merge(&fates);
         assert_eq!(twice.lost_share(), 0.25);
     }
 }

@@ -1,8 +1,7 @@
-//! The cells to run, and the report from their results.
+//! The cells to run, and the results of all.
 
 use super::cells::{Cell, Effort, Measured};
-use super::findings;
-use super::results::{Chapter, Report, Row};
+use super::results::{Chapter, Results, Row};
 use super::scenario::Scenario;
 use super::sweep::{NODES, Point, QUESTIONS, Question, SERVERS, Sweep};
 
@@ -65,52 +64,37 @@ impl Plan {
         of_scenarios.chain(sweep).collect()
     }
 
-    /// Returns the report; `results` are in the order of [`Plan::cells`].
-    pub(crate) fn report(&self, results: &[Option<Measured>], effort: Effort) -> Report {
-        let (of_scenarios, sweep) = results.split_at(self.scenarios.len() * self.schedulers.len());
-        let mut scenarios = Vec::new();
+    /// Returns the results; `measured` is in the order of [`Plan::cells`].
+    pub(crate) fn results(&self, measured: &[Measured], effort: Effort) -> Results {
+        let (of_scenarios, sweep) = measured.split_at(self.scenarios.len() * self.schedulers.len());
         let each = of_scenarios.chunks(self.schedulers.len().max(1));
-        for (scenario, results) in self.scenarios.iter().zip(each) {
-            let rows: Vec<Row> = self
-                .schedulers
-                .iter()
-                .zip(results)
-                .filter_map(|(name, measured)| Some(Row::new(name, measured.as_ref()?)))
-                .collect();
-            if !rows.is_empty() {
-                scenarios.push(Chapter::new(scenario, self.connections, rows));
-            }
-        }
-        let done = results.iter().flatten();
-        let mut report = Report {
+        let scenarios = self.scenarios.iter().zip(each).map(|(scenario, measured)| {
+            let rows = self.schedulers.iter().zip(measured);
+            let rows = rows.map(|(name, measured)| Row::new(name, measured));
+            Chapter::new(scenario, self.connections, rows.collect())
+        });
+        Results {
             seed: effort.seed,
             connections: self.connections,
             repeats: effort.repeats,
-            cells_done: done.clone().count(),
-            cells: results.len(),
-            simulated: done.clone().map(|cell| cell.outcome.arrived).sum(),
-            cpu_secs: done.map(|cell| cell.cpu).sum(),
-            findings: Vec::new(),
-            scenarios,
+            simulated: measured.iter().map(|it| it.outcome.fates.arrived).sum(),
+            cpu_secs: measured.iter().map(|it| it.cpu).sum(),
+            scenarios: scenarios.collect(),
             sweeps: self.sweeps(sweep),
-        };
-        report.findings = findings::from_report(&report);
-        report
+        }
     }
 
-    fn sweeps(&self, results: &[Option<Measured>]) -> Vec<Sweep> {
+    fn sweeps(&self, measured: &[Measured]) -> Vec<Sweep> {
         let mut sweeps = Vec::new();
         for question in QUESTIONS {
-            let points: Vec<Point> = self
-                .sweep
-                .iter()
-                .zip(results.chunks(2))
-                .filter(|((asked, _), _)| asked.name == question.name)
-                .filter_map(|((_, scenario), pair)| match pair {
-                    [Some(plain), Some(counting)] => Some(Point::new(scenario, plain, counting)),
-                    _ => None,
-                })
-                .collect();
+            let cells = self.sweep.iter().zip(measured.chunks(2));
+            let points = cells.filter_map(|((asked, scenario), pair)| match pair {
+                [plain, counting] if asked.name == question.name => {
+                    Some(Point::new(question, scenario, plain, counting))
+                }
+                _ => None,
+            });
+            let points: Vec<Point> = points.collect();
             if !points.is_empty() {
                 sweeps.push(Sweep::new(question, points));
             }

@@ -1,52 +1,30 @@
-//! The results, in milliseconds and shares, as they are shown.
+//! The results, in milliseconds and shares.
 
 use serde::Serialize;
 
 use super::cells::Measured;
-use super::findings::Finding;
-use super::outcome::Loads;
+use super::outcome::{Fates, Loads};
 use super::scenario::Scenario;
+use super::sweep::Sweep;
 
 /// Smaller shares of lost connections are ignored.
-pub(crate) const NEGLIGIBLE_LOSS: f64 = 0.001;
+const NEGLIGIBLE_LOSS: f64 = 0.001;
 
 /// All results.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Report {
+pub(crate) struct Results {
     pub(crate) seed: u64,
     /// The number of connections per run.
     pub(crate) connections: u64,
     /// The number of runs per scheduler and scenario, each with its own seed.
     pub(crate) repeats: u32,
-    /// The number of complete cells; less than `cells` after an interruption.
-    pub(crate) cells_done: usize,
-    pub(crate) cells: usize,
     /// The number of connections simulated in all runs.
     pub(crate) simulated: u64,
     /// The processor time of all runs, in seconds.
     pub(crate) cpu_secs: f64,
-    /// Conclusions in words.
-    pub(crate) findings: Vec<Finding>,
     pub(crate) scenarios: Vec<Chapter>,
-    pub(crate) sweeps: Vec<super::sweep::Sweep>,
-}
-
-impl Report {
-    /// Returns the connections simulated per millisecond of processor time.
-    pub(crate) fn pace(&self) -> f64 {
-        self.simulated as f64 / (self.cpu_secs * 1e3).max(1e-9)
-    }
-
-    /// Returns whether all cells are complete.
-    pub(crate) fn is_complete(&self) -> bool {
-        self.cells_done == self.cells
-    }
-
-    /// Returns the results of the scenario of this name.
-    pub(crate) fn chapter(&self, name: &str) -> Option<&Chapter> {
-        self.scenarios.iter().find(|chapter| chapter.name == name)
-    }
+    pub(crate) sweeps: Vec<Sweep>,
 }
 
 /// The results of one scenario.
@@ -89,26 +67,14 @@ impl Chapter {
         }
     }
 
-    /// Returns the lowest 99th percentile in milliseconds, among the schedulers that lose fewest
-    /// connections.
+    /// Returns the lowest 99th percentile in milliseconds, among the schedulers that lose about as few
+    /// connections as the best one.
     pub(crate) fn lowest_p99(&self) -> f64 {
-        self.losing_fewest()
-            .map(|row| row.latency_ms.p99)
+        let least = self.rows.iter().map(|row| row.lost_share);
+        let most_lost = least.fold(f64::INFINITY, f64::min) + NEGLIGIBLE_LOSS;
+        let rows = self.rows.iter().filter(|row| row.lost_share <= most_lost);
+        rows.map(|row| row.latency_ms.p99)
             .fold(f64::INFINITY, f64::min)
-    }
-
-    /// Returns the schedulers that lose about as few connections as the best one.
-    pub(crate) fn losing_fewest(&self) -> impl Iterator<Item = &Row> {
-        let least = self.least_lost();
-        self.rows
-            .iter()
-            .filter(move |row| row.lost_share <= least + NEGLIGIBLE_LOSS)
-    }
-
-    /// Returns the least share of lost connections.
-    pub(crate) fn least_lost(&self) -> f64 {
-        let shares = self.rows.iter().map(|row| row.lost_share);
-        shares.fold(f64::INFINITY, f64::min)
     }
 
     /// Returns the results of this scheduler.
@@ -122,13 +88,8 @@ impl Chapter {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
     pub(crate) scheduler: String,
-    pub(crate) arrived: u64,
-    pub(crate) completed: u64,
-    pub(crate) unserved: u64,
-    pub(crate) rejected: u64,
-    pub(crate) unanswered: u64,
-    pub(crate) aborted: u64,
-    pub(crate) still_open: u64,
+    #[serde(flatten)]
+    pub(crate) fates: Fates,
     /// The share of connections that were not served to their end.
     pub(crate) lost_share: f64,
     pub(crate) latency_ms: Latency,
@@ -146,12 +107,8 @@ pub(crate) struct Row {
     /// The same share for pairs with a change between them. Only pairs whose previous server is
     /// still eligible count.
     pub(crate) moved_after_change: Option<f64>,
-    /// `spread` over time, in equal steps.
-    pub(crate) spread_curve: Vec<Option<f64>>,
-    /// `peak` over time.
+    /// `peak` over time, in equal steps.
     pub(crate) peak_curve: Vec<Option<f64>>,
-    /// Connections simulated per millisecond of processor time.
-    pub(crate) pace: f64,
 }
 
 /// Latencies in milliseconds.
@@ -166,19 +123,12 @@ pub(crate) struct Latency {
 
 impl Row {
     pub(crate) fn new(scheduler: &str, measured: &Measured) -> Self {
-        let Measured { outcome, p99s, cpu } = measured;
+        let Measured { outcome, p99s, .. } = measured;
         let latency = &outcome.latency;
-        let curve = |of: fn(&Loads) -> Option<f64>| outcome.bins.iter().map(of).collect();
         Self {
             scheduler: scheduler.to_owned(),
-            arrived: outcome.arrived,
-            completed: outcome.completed,
-            unserved: outcome.unserved,
-            rejected: outcome.rejected,
-            unanswered: outcome.unanswered,
-            aborted: outcome.aborted,
-            still_open: outcome.still_open,
-            lost_share: outcome.lost_share(),
+            fates: outcome.fates,
+            lost_share: outcome.fates.lost_share(),
             latency_ms: Latency {
                 mean: latency.mean() * 1e3,
                 p50: latency.quantile(0.5) * 1e3,
@@ -195,9 +145,7 @@ impl Row {
             busy: outcome.loads.busy(),
             moved: outcome.undisturbed.moved_share(),
             moved_after_change: outcome.after_change.moved_share(),
-            spread_curve: curve(Loads::spread),
-            peak_curve: curve(Loads::peak),
-            pace: outcome.arrived as f64 / (cpu * 1e3).max(1e-9),
+            peak_curve: outcome.bins.iter().map(Loads::peak).collect(),
         }
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::catalogue;
 use super::cells::Measured;
-use super::outcome::Outcome;
+use super::results::Row;
 use super::scenario::{Scenario, ServerKind};
 
 /// The numbers of nodes.
@@ -94,46 +94,24 @@ pub(crate) struct Sweep {
 }
 
 /// The results for one combination of nodes and servers.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Point {
     pub(crate) nodes: u32,
     pub(crate) servers: usize,
     /// Mean number of connections of a node to a server, with the scheduler `plain`.
     pub(crate) connections_per_node_and_server: f64,
-    pub(crate) plain: Side,
-    pub(crate) counting: Side,
-}
-
-/// The results of one of the two schedulers.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Side {
-    pub(crate) mean_ms: f64,
-    pub(crate) p99_ms: f64,
-    /// The 99th percentile of the best and of the worst run.
-    pub(crate) p99_range_ms: [f64; 2],
-    pub(crate) spread: Option<f64>,
-    pub(crate) lost_share: f64,
-}
-
-impl Side {
-    fn new(measured: &Measured) -> Self {
-        let Outcome { latency, loads, .. } = &measured.outcome;
-        let worst = measured.p99s.iter().copied().fold(0.0, f64::max);
-        let best = measured.p99s.iter().copied().fold(f64::INFINITY, f64::min);
-        Self {
-            mean_ms: latency.mean() * 1e3,
-            p99_ms: latency.quantile(0.99) * 1e3,
-            p99_range_ms: [best * 1e3, worst * 1e3],
-            spread: loads.spread(),
-            lost_share: measured.outcome.lost_share(),
-        }
-    }
+    pub(crate) plain: Row,
+    pub(crate) counting: Row,
 }
 
 impl Point {
-    pub(crate) fn new(scenario: &Scenario, plain: &Measured, counting: &Measured) -> Self {
+    pub(crate) fn new(
+        question: Question,
+        scenario: &Scenario,
+        plain: &Measured,
+        counting: &Measured,
+    ) -> Self {
         let servers = scenario.servers.len();
         // Little's law: the mean number of connections is the arrival rate times the mean latency.
         let mean_connections = scenario.rate() * plain.outcome.latency.mean();
@@ -142,21 +120,14 @@ impl Point {
             nodes: scenario.nodes,
             servers,
             connections_per_node_and_server: mean_connections / places,
-            plain: Side::new(plain),
-            counting: Side::new(counting),
+            plain: Row::new(question.plain, plain),
+            counting: Row::new(question.counting, counting),
         }
     }
 
     /// Returns the 99th percentile of the counting scheduler, divided by that of the plain one.
     pub(crate) fn ratio(&self) -> f64 {
-        self.counting.p99_ms / self.plain.p99_ms
-    }
-
-    /// Returns whether the ranges of the runs of both schedulers do not overlap.
-    pub(crate) fn is_clear(&self) -> bool {
-        let ([low, high], [other_low, other_high]) =
-            (self.counting.p99_range_ms, self.plain.p99_range_ms);
-        high < other_low || other_high < low
+        self.counting.latency_ms.p99 / self.plain.latency_ms.p99
     }
 }
 
@@ -181,6 +152,6 @@ impl Sweep {
     /// Returns the 99th percentile of the counting scheduler at `point`, divided by that with one node.
     pub(crate) fn against_one(&self, point: &Point) -> Option<f64> {
         let one = self.point(1, point.servers)?;
-        Some(point.counting.p99_ms / one.counting.p99_ms)
+        Some(point.counting.latency_ms.p99 / one.counting.latency_ms.p99)
     }
 }

@@ -14,6 +14,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 
 use super::endpoints::ECHO;
+use crate::process::Memory;
 
 /// The time within which a relay must accept connections.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -215,10 +216,7 @@ impl Running {
     pub(super) fn resident(&self) -> anyhow::Result<u64> {
         let mut bytes = 0;
         for process in self.processes()? {
-            let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-            let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-            bytes += kib.context("a process without VmRSS")?.parse::<u64>()? * 1_024;
+            bytes += Memory::of(process)?.resident * 1_024;
         }
         Ok(bytes)
     }

@@ -1,6 +1,7 @@
 //! The figures of all rounds, and their comparison with the targets.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::Serialize;
 
@@ -56,6 +57,16 @@ impl Spread {
             median: values[values.len() / 2],
             high: *values.last()?,
         })
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:.2} ({:.2} .. {:.2})",
+            self.median, self.low, self.high
+        )
     }
 }
 

@@ -1,6 +1,6 @@
 //! A table of texts, for a terminal and for a page.
 
-use super::svg::escaped;
+use super::page::escaped;
 
 /// A table. The first column is aligned to the left, all others to the right.
 #[derive(Clone, Debug, Default)]
