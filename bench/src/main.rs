@@ -38,9 +38,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run proxies in a large cluster with an API server; print a table, write JSON and an HTML page.
+    /// Compare proxies in a large cluster with an API server.
     Cluster(cluster::Flags),
-    /// Compare the schedulers in a simulation; print a table, CSV or JSON and write an HTML report.
+    /// Compare the schedulers in a simulation.
     Compare(compare::Flags),
     /// Program example manifests into a lab kernel and connect to the Services.
     Demo {
@@ -48,8 +48,7 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         proxier: Option<PathBuf>,
     },
-    /// Measure CPU time, system calls and memory of the daemon, and the first programming of a
-    /// node.
+    /// Measure CPU time, system calls, memory, start and scrapes of the daemon.
     Engine(engine::Flags),
     /// Compare programming and reading an IPVS table with pre-encoded messages and ipvsadm.
     Netlink(netlink::Flags),

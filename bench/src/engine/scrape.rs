@@ -80,7 +80,11 @@ fn without_flags(program: &Path, cluster: Cluster) -> anyhow::Result<String> {
     let mut daemon = Daemon::start(program, &server, &[])?;
     daemon.programmed(cluster)?;
     let text = scrape()?;
-    ensure!(!text.contains("ipvs_proxier_service_connections_total{"));
+    ensure!(
+        !text.contains("ipvs_proxier_service_connections_total{"),
+        "the page of {} Services has their series without a flag",
+        cluster.services
+    );
     std::thread::sleep(PAUSE);
     let log = daemon.log();
     let reason = log

@@ -38,12 +38,15 @@ impl Results {
 
     pub(super) fn report(&self) -> Report {
         let conditions = format!(
-            "Linux {}, {} processors, {} worker(s) on processors of their own where there are enough; {}; \
-             medians of {} rounds of {} s",
+            "Linux {}, {} processors, {} worker(s) on processors of their own where there are enough; \
+             {}medians of {} rounds of {} s",
             self.kernel,
             self.processors,
             self.workers,
-            self.versions.join(", "),
+            self.versions
+                .iter()
+                .map(|it| format!("{it}; "))
+                .collect::<String>(),
             self.rounds,
             self.seconds,
         );
