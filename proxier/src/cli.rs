@@ -157,22 +157,21 @@ impl From<ServiceAddressesFlag> for plan::ServiceAddresses {
 
 impl NodeFlags {
     /// Reads the configuration, starts the log, and logs which settings have no effect.
-    fn resolve(&self) -> anyhow::Result<Resolved> {
-        let resolved = self.proxy.resolve()?;
+    fn resolve(&self) -> anyhow::Result<(Resolved, NodeSettings)> {
+        let (resolved, settings) = self.proxy.resolve()?;
         logging::start(resolved.logging());
         for notice in &resolved.notices {
             tracing::warn!("{notice}");
         }
-        Ok(resolved)
+        Ok((resolved, settings))
     }
 
     fn open_kernel(&self) -> Result<Linux, Failure> {
         Linux::yielding(self.service_addresses.into(), &self.yield_devices)
     }
 
-    /// Returns the configuration in the terms of this program.
-    fn setup(&self, resolved: &Resolved) -> anyhow::Result<Setup> {
-        let settings = resolved.settings().context("invalid configuration")?;
+    /// Returns the configuration of a command.
+    fn setup(&self, settings: NodeSettings) -> anyhow::Result<Setup> {
         let node_name = match &settings.node_name {
             Some(name) => name.clone(),
             None => host_name()?,

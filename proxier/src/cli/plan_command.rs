@@ -79,8 +79,8 @@ struct JsonPlan {
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let resolved = self.node.resolve()?;
-        let setup = self.node.setup(&resolved)?;
+        let (_, settings) = self.node.resolve()?;
+        let setup = self.node.setup(settings)?;
         anyhow::ensure!(
             !self.audit || self.against == Against::Kernel,
             "--audit needs the table of a kernel, and --against=empty has none"

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
-use crate::cli::config::{self, Effect, FLAGS, Flag, FlagValues, Resolved};
+use crate::cli::config::{self, Effect, FLAGS, Flag, FlagValues, NodeSettings, Resolved};
 
 /// The greatest number of bytes that are read of a configuration file: more than the parser
 /// accepts, so that it reports a file that is too long.
@@ -20,9 +20,9 @@ impl ProxyFlags {
     ///
     /// # Errors
     /// If a flag or a field is invalid, or the file is unreadable.
-    pub(super) fn resolve(&self) -> anyhow::Result<Resolved> {
-        let flags = FlagValues::parse(self.0.clone()).context("invalid flags")?;
-        let path = match &*flags.command.config {
+    pub(super) fn resolve(&self) -> anyhow::Result<(Resolved, NodeSettings)> {
+        let flags = FlagValues::parse(&self.0).context("invalid flags")?;
+        let path = match &*flags.command.text("config") {
             "" => None,
             path => Some(PathBuf::from(path)),
         };

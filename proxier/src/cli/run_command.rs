@@ -20,7 +20,7 @@ use super::takeover_flag::TakeoverFlag;
 use super::{
     ExcludeFlags, NodeFlags, Setup, StateFlags, cleanup_command, config_file, print, process,
 };
-use crate::cli::config::Resolved;
+use crate::cli::config::{NodeSettings, Resolved};
 use crate::daemon::{Daemon, Message, Periods, QUEUE_LENGTH};
 use crate::dataplane::Dataplane;
 use crate::dataplane::companion::Companion;
@@ -112,20 +112,21 @@ impl Flags {
             print(&version(form))?;
             return Ok(ExitCode::SUCCESS);
         }
-        let resolved = self.node.resolve()?;
+        let (resolved, settings) = self.node.resolve()?;
         let command = &resolved.command;
-        if !command.write_config_to.is_empty() {
-            return write_config(&resolved, &command.write_config_to);
+        let write_config_to = command.text("write-config-to");
+        if !write_config_to.is_empty() {
+            return write_config(&resolved, &write_config_to);
         }
-        if command.cleanup {
-            return self.cleanup(&resolved);
+        if command.is_true("cleanup") {
+            return self.cleanup(settings);
         }
         anyhow::ensure!(
             !self.dry_run.dry_run,
             "--dry-run is for --cleanup; the command `plan` prints what `run` would change"
         );
-        let setup = self.node.setup(&resolved)?;
-        if command.init_only {
+        let setup = self.node.setup(settings)?;
+        if command.is_true("init-only") {
             return init_only(&setup, &self.sysctl(&setup));
         }
         self.serve(&resolved, &setup)
@@ -316,8 +317,7 @@ impl Flags {
     }
 
     /// `--cleanup`: removes the objects of this program and of kube-proxy.
-    fn cleanup(self, resolved: &Resolved) -> anyhow::Result<ExitCode> {
-        let settings = resolved.settings().context("invalid configuration")?;
+    fn cleanup(self, settings: NodeSettings) -> anyhow::Result<ExitCode> {
         let flags = cleanup_command::Flags {
             state: self.state,
             service_addresses: self.node.service_addresses,
@@ -400,7 +400,7 @@ fn version(form: &str) -> String {
 
 /// `--write-config-to`: writes the configuration that results from the flags and the file.
 fn write_config(resolved: &Resolved, path: &str) -> anyhow::Result<ExitCode> {
-    let text = resolved.configuration.to_yaml();
+    let text = resolved.to_yaml();
     std::fs::write(path, text).with_context(|| format!("writing the configuration to {path}"))?;
     tracing::info!("wrote the configuration to {path}");
     Ok(ExitCode::SUCCESS)

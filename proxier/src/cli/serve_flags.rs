@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::{DurationFlag, Setup};
-use crate::cli::config::{Configuration, Resolved};
+use crate::cli::config::Resolved;
 use crate::model::Family;
 use crate::observe::health::Limits;
 use crate::observe::instruments::Exporter;
@@ -72,11 +72,9 @@ impl ServeFlags {
             limit(flag.0).map(|limit| Limits::staggered(limit, &setup.plan.node_name))
         };
         let kernel = self.healthz_kernel_timeout.map(|flag| flag.0);
-        let configuration = Configuration {
-            // Not the mode in the file: as `/proxyMode`, this names the mode in which the program runs.
-            mode: "ipvs".to_owned(),
-            ..resolved.configuration.clone()
-        };
+        let mut configuration = resolved.to_json();
+        // Not the mode in the file: as `/proxyMode`, this names the mode in which the program runs.
+        configuration["mode"] = "ipvs".into();
         ServeConfig {
             healthz: settings.servers.healthz,
             metrics: settings.servers.metrics,
@@ -91,7 +89,7 @@ impl ServeFlags {
             process: ProcessInfo {
                 families: families(),
                 started: SystemTime::now(),
-                configz: json!({"kubeproxy.config.k8s.io": configuration.to_json()}).to_string(),
+                configz: json!({"kubeproxy.config.k8s.io": configuration}).to_string(),
             },
         }
     }

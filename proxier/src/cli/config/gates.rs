@@ -1,8 +1,9 @@
 //! Feature gates.
 
-use std::collections::BTreeMap;
+use serde_json::Value;
 
-use super::InvalidSetting;
+use super::origin::InvalidSetting;
+use super::values::Values;
 
 /// The gates of Services that kube-proxy 1.36 knows but locks, with the only accepted value.
 const LOCKED: [(&str, bool); 2] = [
@@ -25,45 +26,57 @@ const KNOWN: [&str; 5] = [
     EXTERNAL_IPS,
 ];
 
+/// Returns the values of the gates, by name.
+fn gates(values: &Values) -> impl Iterator<Item = (String, Value)> {
+    match values.get("featureGates") {
+        Value::Object(gates) => gates.into_iter(),
+        _ => serde_json::Map::new().into_iter(),
+    }
+}
+
+/// Returns the value of the first of these gates that is set.
+fn is_on(values: &Values, names: &[&str], default: bool) -> bool {
+    let find = |name: &&str| gates(values).find(|(gate, _)| gate == name);
+    let found = names.iter().find_map(find);
+    found.map_or(default, |(_, value)| value == true)
+}
+
 /// Returns whether the alpha options of `logging` are permitted; AllAlpha permits them too.
-pub(super) fn permits_alpha_logging(gates: &BTreeMap<String, bool>) -> bool {
-    let gate = gates.get(LOGGING_ALPHA).or_else(|| gates.get("AllAlpha"));
-    gate.copied().unwrap_or(false)
+pub(super) fn permits_alpha_logging(values: &Values) -> bool {
+    is_on(values, &[LOGGING_ALPHA, "AllAlpha"], false)
 }
 
 /// Returns whether the format `json` is permitted (`LoggingBetaOptions`).
-pub(super) fn permits_json(gates: &BTreeMap<String, bool>) -> bool {
-    let gate = gates
-        .get("LoggingBetaOptions")
-        .or_else(|| gates.get("AllBeta"));
-    gate.copied().unwrap_or(true)
+pub(super) fn permits_json(values: &Values) -> bool {
+    is_on(values, &["LoggingBetaOptions", "AllBeta"], true)
 }
 
 /// Returns whether external IPs of Services are served.
-pub(super) fn permits_external_ips(gates: &BTreeMap<String, bool>) -> bool {
-    gates.get(EXTERNAL_IPS).copied().unwrap_or(true)
+pub(super) fn permits_external_ips(values: &Values) -> bool {
+    is_on(values, &[EXTERNAL_IPS], true)
 }
 
 /// Returns the locked gates with another value.
-pub(super) fn validate(gates: &BTreeMap<String, bool>) -> Vec<InvalidSetting> {
-    let mut invalid = Vec::new();
-    for (name, value) in LOCKED {
-        if gates.get(name).is_some_and(|found| *found != value) {
-            invalid.push(InvalidSetting::new(
-                "featureGates",
-                format!(
-                    "cannot set feature gate {name} to {}, feature is locked to {value}",
-                    !value
-                ),
-            ));
-        }
-    }
-    invalid
+pub(super) fn validate(values: &Values) -> Vec<InvalidSetting> {
+    let invalid = LOCKED
+        .into_iter()
+        .filter(|(name, value)| is_on(values, &[name], *value) != *value);
+    let error = |(name, value): (&str, bool)| {
+        let found = !value;
+        let reason =
+            format!("cannot set feature gate {name} to {found}, feature is locked to {value}");
+        InvalidSetting::new("featureGates", reason)
+    };
+    invalid.map(error).collect()
 }
 
 /// Returns the names of the gates that have no effect here, unless they have their locked value.
-pub(super) fn without_effect(gates: &BTreeMap<String, bool>) -> Vec<&str> {
-    let has_none =
-        |name: &&str| !KNOWN.contains(name) && LOCKED.iter().all(|(locked, _)| locked != name);
-    gates.keys().map(String::as_str).filter(has_none).collect()
+pub(super) fn without_effect(values: &Values) -> Vec<String> {
+    let has_none = |name: &String| {
+        !KNOWN.contains(&name.as_str()) && LOCKED.iter().all(|(locked, _)| locked != name)
+    };
+    gates(values)
+        .map(|(name, _)| name)
+        .filter(has_none)
+        .collect()
 }

@@ -83,8 +83,8 @@ impl InvalidSetting {
     }
 
     /// Returns an error in the form of Kubernetes: `invalid value VALUE: RULE`.
-    pub(crate) fn value(path: impl Into<String>, value: impl fmt::Debug, rule: &str) -> Self {
-        Self::new(path, format!("invalid value {value:?}: {rule}"))
+    pub(super) fn value(path: impl Into<String>, value: impl fmt::Display, rule: &str) -> Self {
+        Self::new(path, format!("invalid value {value}: {rule}"))
     }
 }
 
@@ -95,13 +95,18 @@ pub(crate) struct SettingErrors(pub(crate) Vec<String>);
 impl SettingErrors {
     /// Names each setting by its origin. Returns an error if there is any.
     pub(crate) fn check(invalid: &[InvalidSetting], origins: &Origins) -> Result<(), Self> {
-        if invalid.is_empty() {
-            return Ok(());
-        }
         let line = |invalid: &InvalidSetting| {
             format!("{}: {}", origins.name(&invalid.path), invalid.reason)
         };
-        Err(Self(invalid.iter().map(line).collect()))
+        Self::unless_empty(invalid.iter().map(line).collect())
+    }
+
+    /// Returns an error if there is any.
+    pub(super) fn unless_empty(errors: Vec<String>) -> Result<(), Self> {
+        match &errors[..] {
+            [] => Ok(()),
+            _ => Err(Self(errors)),
+        }
     }
 }
 
