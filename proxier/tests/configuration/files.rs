@@ -169,7 +169,6 @@ const REJECTED: &[(&str, &str)] = &[
     ("winkernel: {sourceVip: 1}", "winkernel.sourceVip: must be a string"),
     ("iptables:\n\tfoo: 1", "config.yaml:4: cannot be read"),
     ("a: [", "cannot be read"),
-    ("kind: Foo", "config.yaml:3: kind: \"Foo\" is not supported; it must be KubeProxyConfiguration"),
 ];
 
 /// Whole texts that are rejected.
@@ -181,6 +180,7 @@ const REJECTED_TEXTS: &[(&str, &str)] = &[
     ("kind: KubeProxyConfiguration\nmode: ipvs\n", "config.yaml: apiVersion is missing"),
     ("apiVersion: kubeproxy.config.k8s.io/v1alpha1\n", "config.yaml: kind is missing"),
     ("apiVersion: kubeproxy.config.k8s.io/v1beta1\nkind: KubeProxyConfiguration\n", "config.yaml:1: apiVersion: \"kubeproxy.config.k8s.io/v1beta1\" is not supported"),
+    ("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: Foo\n", "config.yaml:2: kind: \"Foo\" is not supported; it must be KubeProxyConfiguration"),
     ("apiVersion: 1\nkind: KubeProxyConfiguration\n", "config.yaml:1: apiVersion: 1 is not supported; it must be"),
 ];
 

@@ -219,8 +219,11 @@ fn size(text: &str) -> Option<Value> {
     let number = text.strip_prefix(['-', '+']).unwrap_or(text);
     let end = number.find(|letter: char| !(letter.is_ascii_digit() || letter == '.'));
     let (number, suffix) = number.split_at(end.unwrap_or(number.len()));
-    let suffixes = " n u m k M G T P E Ki Mi Gi Ti Pi Ei ";
-    let is_suffix = suffix.is_empty() || suffixes.contains(&format!(" {suffix} "));
+    let suffixes = ["", "n", "u", "m", "k", "M", "G", "T", "P", "E"];
+    let is_suffix = match suffix.strip_suffix('i') {
+        Some(prefix) => ["K", "M", "G", "T", "P", "E"].contains(&prefix),
+        None => suffixes.contains(&suffix),
+    };
     (is_suffix && number.parse::<f64>().is_ok()).then(|| text.into())
 }
 
@@ -336,7 +339,7 @@ mod tests {
         for text in ["0", "10Ki", "1.5G"] {
             assert_eq!(size(text), Some(text.into()));
         }
-        for text in ["", "1K", "x", "1 Ki", "1n u"] {
+        for text in ["", "1K", "x", "1 Ki", "1i", "1ki"] {
             assert_eq!(size(text), None, "{text}");
         }
     }
