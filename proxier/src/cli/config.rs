@@ -16,6 +16,7 @@
 //! runs it beside this program. What kube-proxy accepts has the same meaning here, or is refused: Go's spellings of
 //! numbers (`0x10`, `010`), quoted elements of lists in flags, repeated fields of a file, several documents.
 
+mod checks;
 mod duration;
 mod fields;
 mod file;
