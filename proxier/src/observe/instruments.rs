@@ -4,18 +4,14 @@
 //! with the macros of the crate `metrics`, which cost nothing without a recorder. The counters of
 //! virtual servers are not here: [`crate::observe::traffic`] reads them from the kernel at each scrape.
 
-mod deferred;
 mod process;
 mod table;
 
 use std::fmt::Write as _;
-use std::io;
-use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
-use deferred::{Deferred, DeferredRecorder};
 use table::ALL;
 pub(crate) use table::{FAMILIES, Instrument, InstrumentKind, family_name};
 
@@ -28,46 +24,24 @@ pub(crate) enum InstallError {
     /// This process has a recorder already.
     #[error("metrics: this process has a recorder already")]
     Installed,
-    /// The thread that builds the recorder could not be created.
-    #[error("metrics: cannot start the thread that builds the recorder: {0}")]
-    Thread(#[from] io::Error),
 }
 
 /// Renders the recorded values.
 #[derive(Clone, Debug)]
 pub(crate) struct Exporter {
-    /// Empty until the recorder is built.
-    handle: Arc<OnceLock<PrometheusHandle>>,
+    handle: PrometheusHandle,
     started: SystemTime,
 }
 
-/// Makes this process record metrics. Values are kept while another thread builds the recorder.
+/// Makes this process record metrics.
 ///
 /// # Errors
-/// If it does already, or that thread cannot be created.
+/// If it does already.
 pub(crate) fn install(started: SystemTime) -> Result<Exporter, InstallError> {
-    let builder = builder()?;
-    let deferred = Arc::new(Deferred::default());
-    metrics::set_global_recorder(DeferredRecorder(deferred.clone()))
-        .map_err(|_| InstallError::Installed)?;
+    let recorder = builder()?.build_recorder();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).map_err(|_| InstallError::Installed)?;
     describe();
-    let handle = Arc::new(OnceLock::new());
-    let built = handle.clone();
-    let build = move || {
-        // With the lowest priority, this thread uses the pauses of the others. If the priority cannot be changed,
-        // the start takes a little longer.
-        let _ = rustix::process::setpriority_process(None, 19);
-        let recorder = builder.build_recorder();
-        let handle = recorder.handle();
-        deferred.begin(recorder);
-        // Otherwise the first scrape would lack the descriptions.
-        handle.run_upkeep();
-        // Cannot fail: only this thread sets it.
-        let _ = built.set(handle);
-    };
-    std::thread::Builder::new()
-        .name("metrics".into())
-        .spawn(build)?;
     Ok(Exporter { handle, started })
 }
 
@@ -76,16 +50,15 @@ impl Exporter {
     #[cfg(test)]
     pub(crate) fn local() -> Self {
         Self {
-            handle: Arc::new(builder().unwrap().build_recorder().handle().into()),
+            handle: builder().unwrap().build_recorder().handle(),
             started: SystemTime::now(),
         }
     }
 
-    /// Returns all values in Prometheus' text format. Waits until the recorder is built.
+    /// Returns all values in Prometheus' text format.
     pub(crate) fn render(&self) -> String {
-        let handle = self.handle.wait();
         process::record(self.started);
-        let mut text = handle.render();
+        let mut text = self.handle.render();
         process::write_cpu(&mut text);
         text
     }
@@ -95,9 +68,7 @@ impl Exporter {
     /// The recorder keeps each sample (16 bytes) until this or [`Exporter::render`], so it must be called
     /// regularly: perhaps no server scrapes this process.
     pub(crate) fn upkeep(&self) {
-        if let Some(handle) = self.handle.get() {
-            handle.run_upkeep();
-        }
+        self.handle.run_upkeep();
     }
 }
 

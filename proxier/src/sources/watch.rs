@@ -49,6 +49,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::spawn_blocking;
 
 use self::connection::{Connection, ReachedServers};
 use self::events::EventWriter;
@@ -111,8 +112,7 @@ pub struct ServerLocation {
 pub struct Timeouts {
     /// For opening a TCP connection.
     pub connect: Duration,
-    /// For a response's head, and between two pieces of a list (there up to a quarter longer). The API server itself
-    /// ends a request after 60 s.
+    /// For a response's head, and between two pieces of a list. The API server itself ends a request after 60 s.
     pub response: Duration,
     /// For TCP acknowledgements: if none arrives within this time, the connection is closed.
     pub dead_peer: Duration,
@@ -120,7 +120,7 @@ pub struct Timeouts {
     pub ping: Duration,
     /// For the answer to a ping.
     pub pong: Duration,
-    /// Between two lines of a watch, or up to a quarter longer. Detects a server that acknowledges TCP segments but
+    /// Between two lines of a watch. Detects a server that acknowledges TCP segments but
     /// sends no data. The API server sends a bookmark about every minute, even if no object changes.
     pub silence: Duration,
     /// The shortest duration of a watch. Each watch requests a random duration from this to twice
@@ -138,8 +138,8 @@ pub struct Timeouts {
 
 /// A connection that carries nothing more is detected within 35 s by a ping, as by kube-proxy, which waits for 30 s before a
 /// ping and for 15 s after it, or within 30 s by TCP if its packets are not acknowledged. A proxy between may acknowledge them,
-/// so with HTTP/1.1, such a connection is detected like a server that hangs: after 150 to 188 s, more than two intervals
-/// between bookmarks.
+/// so with HTTP/1.1, such a connection is detected like a server that hangs: after 150 s, more than two intervals between
+/// bookmarks.
 impl Default for Timeouts {
     fn default() -> Self {
         Self {
@@ -222,7 +222,7 @@ where
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        // These threads run name resolution, and one of them may read the configuration.
+        // These threads run name resolution; one may read the configuration, and one may wait for the daemon.
         .max_blocking_threads(4)
         .thread_keep_alive(Duration::from_secs(1))
         .build()?;
@@ -230,16 +230,10 @@ where
     let thread = std::thread::Builder::new()
         .name("watch".into())
         .spawn(move || {
-            let work = async move {
-                let other = (wants_other_nodes, present);
-                follow(connection, &config, &thread_board, other, messages).await;
-            };
-            // The runtime asks for events and looks at the clock before each poll of the future that it blocks on, but
-            // goes from task to task at once. So a task reads the connections, whose tasks hyper spawns.
-            let work = runtime.spawn(work);
+            let other = (wants_other_nodes, present);
             runtime.block_on(async {
                 tokio::select! {
-                    _ = work => {}
+                    () = follow(connection, &config, &thread_board, other, messages) => {}
                     _ = stopped => {}
                 }
             });
@@ -258,13 +252,15 @@ where
 }
 
 /// Follows all kinds until the receiver of `messages` or the sender of notices is dropped.
-async fn follow<M: From<WatchMessage>>(
+async fn follow<M>(
     connection: Connection,
     config: &WatchConfig,
     board: &StatusBoard,
     (wants_other_nodes, notices): (watch::Receiver<bool>, watch::Receiver<Vec<Notice>>),
     messages: SyncSender<M>,
-) {
+) where
+    M: From<WatchMessage> + Send + 'static,
+{
     // Capacity 1, because the caller's channel is the queue and the caller chose its size.
     let (sender, receiver) = mpsc::channel(1);
     let shared = Shared {
@@ -322,19 +318,25 @@ async fn while_wanted<'a>(
 
 /// Forwards messages to the daemon's blocking channel until its receiver is dropped.
 ///
-/// A full channel is polled every 2 ms: `SyncSender` has no async `send`, and a blocking one would
-/// keep the thread from noticing a stop.
-async fn forward<M: From<WatchMessage>>(mut from: mpsc::Receiver<WatchMessage>, to: SyncSender<M>) {
-    const PAUSE: Duration = Duration::from_millis(2);
+/// While the channel is full, a thread of its own waits, so that this one notices a stop.
+async fn forward<M>(mut from: mpsc::Receiver<WatchMessage>, to: SyncSender<M>)
+where
+    M: From<WatchMessage> + Send + 'static,
+{
     while let Some(message) = from.recv().await {
-        let mut message = M::from(message);
-        loop {
-            message = match to.try_send(message) {
-                Ok(()) => break,
-                Err(TrySendError::Full(message)) => message,
-                Err(TrySendError::Disconnected(_)) => return,
-            };
-            tokio::time::sleep(PAUSE).await;
+        let is_received = match to.try_send(message.into()) {
+            Ok(()) => true,
+            Err(TrySendError::Disconnected(_)) => false,
+            Err(TrySendError::Full(message)) => {
+                let to = to.clone();
+                // An error would mean a panic of the thread.
+                spawn_blocking(move || to.send(message))
+                    .await
+                    .is_ok_and(|sent| sent.is_ok())
+            }
+        };
+        if !is_received {
+            return;
         }
     }
 }
@@ -399,7 +401,7 @@ impl Watch {
     }
 
     /// Stops the watch and waits for its thread, which ends within milliseconds. No message is sent
-    /// afterwards.
+    /// afterwards, except one that waits for room in the channel.
     pub fn stop(mut self) {
         self.end();
     }

@@ -1,12 +1,10 @@
 //! The HTTP client of the API server: credentials, one request.
 
-mod buffered;
 mod credential;
 mod location;
 mod pem;
 mod plugin;
 mod reached;
-pub(super) mod silence;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -16,7 +14,6 @@ mod verifier;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 
 use http::{Method, Request, Response, StatusCode, header};
@@ -34,11 +31,9 @@ use super::encoding::Encoding;
 use super::failure::{ApiRefusal, RequestFailure};
 use super::object::EncodedObject;
 use super::{ServerLocation, Timeouts};
-use buffered::BufferedTcp;
 use credential::Credential;
 use location::Access;
 pub(super) use reached::ReachedServers;
-use silence::Silence;
 
 /// The longest error response that is read, in bytes.
 const MAX_ERROR_BODY: usize = 64 << 10;
@@ -259,10 +254,10 @@ impl Link {
         let host = config.cluster_url.authority();
         let host = host.map_or("", |authority| authority.as_str()).into();
         let http = connector(timeouts).map_response(move |stream| {
-            let peer = stream.inner().peer_addr();
-            peer.into_iter()
-                .for_each(|peer| reached.add(peer.ip().to_canonical()));
-            BufferedTcp::new(stream)
+            if let Ok(peer) = stream.inner().peer_addr() {
+                reached.add(peer.ip().to_canonical());
+            }
+            stream
         });
         let https = tls::connector(http, tls).map_err(RequestFailure::Configuration)?;
         let hyper: hyper_util::client::legacy::Client<_, Body> =
@@ -353,14 +348,6 @@ pub(super) struct ResponseStream {
     encoding: Encoding,
     retry_after: Option<Duration>,
     body: Body,
-    silence: Silence,
-}
-
-/// A piece of a response.
-pub(super) struct Piece {
-    pub(super) bytes: Bytes,
-    /// Whether no other piece arrived shortly before: in the last quarter of the time limit, or at all.
-    pub(super) is_first: bool,
 }
 
 impl ResponseStream {
@@ -372,7 +359,6 @@ impl ResponseStream {
             encoding: Encoding::of_response(response.headers()),
             retry_after: secs.map(Duration::from_secs),
             body: response.into_body(),
-            silence: Silence::new(),
         }
     }
 
@@ -381,28 +367,19 @@ impl ResponseStream {
         self.encoding
     }
 
-    /// Returns the next bytes of the body, or `None` at its end. Fails if none arrive for `bound`, or for up to a
-    /// quarter more.
-    pub(super) async fn next(&mut self, bound: Duration) -> Result<Option<Piece>, RequestFailure> {
+    /// Returns the next bytes of the body, or `None` at its end. Fails if none arrive for `bound`.
+    pub(super) async fn next(&mut self, bound: Duration) -> Result<Option<Bytes>, RequestFailure> {
         loop {
-            let next = poll_fn(
-                |context| match Pin::new(&mut self.body).poll_frame(context) {
-                    Poll::Ready(frame) => Poll::Ready(Ok(frame)),
-                    Poll::Pending => {
-                        let limit = self.silence.poll_limit(bound, context);
-                        limit.map(|()| Err(RequestFailure::Silent(bound)))
-                    }
-                },
-            );
-            match next.await? {
+            let frame = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context));
+            let frame = timeout(bound, frame).await;
+            match frame.map_err(|_| RequestFailure::Silent(bound))? {
                 None => return Ok(None),
                 Some(Err(error)) => {
                     return Err(RequestFailure::Cut(RequestFailure::chain(cause(&error))));
                 }
                 Some(Ok(frame)) => {
-                    let is_first = self.silence.end();
                     if let Ok(bytes) = frame.into_data() {
-                        return Ok(Some(Piece { bytes, is_first }));
+                        return Ok(Some(bytes));
                     }
                 }
             }
@@ -417,7 +394,7 @@ impl ResponseStream {
     ) -> Result<Vec<u8>, RequestFailure> {
         let mut text = Vec::new();
         while let Some(piece) = self.next(bound).await? {
-            text.extend_from_slice(&piece.bytes);
+            text.extend_from_slice(&piece);
             if text.len() > most {
                 return Err(RequestFailure::Malformed("the body is too long".into()));
             }

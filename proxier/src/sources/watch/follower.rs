@@ -228,7 +228,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         self.continuity.reach();
         let mut body = ListBody::new(answer.encoding());
         while let Some(piece) = answer.next(bound).await? {
-            body.push(&piece.bytes, |object| objects.extend(self.read(object)))?;
+            body.push(&piece, |object| objects.extend(self.read(object)))?;
         }
         self.entry.record_contact();
         body.finish()
@@ -314,16 +314,8 @@ impl<'a, R: Resource> Follower<'a, R> {
             let Some(piece) = answer.next(bound).await? else {
                 break;
             };
-            // A list has a thousand pieces at once, and the time of the first one in a while suffices.
-            if piece.is_first || initial.is_none() {
-                self.entry.record_contact();
-            }
-            if piece.is_first
-                && let Some(list) = &mut initial
-            {
-                list.begin_part()?;
-            }
-            let mut rest = &*piece.bytes;
+            self.entry.record_contact();
+            let mut rest = &*piece;
             while let Some(event) = body.next(&mut rest)? {
                 let Some(list) = &mut initial else {
                     self.follow(event).await?;
@@ -335,6 +327,9 @@ impl<'a, R: Resource> Follower<'a, R> {
                     self.complete(list.finish(), version).await?;
                     self.entry.set_state(FollowState::Watching);
                 }
+            }
+            if let Some(list) = &initial {
+                list.check(bound)?;
             }
         }
         match initial {

@@ -1,6 +1,7 @@
 //! A streaming list until its end.
 
-use super::connection::silence::PARTS;
+use std::time::{Duration, Instant};
+
 use super::failure::RequestFailure;
 use crate::store::{ObjectKind, ObjectList, Parsed, Update};
 
@@ -10,8 +11,8 @@ use crate::store::{ObjectKind, ObjectList, Parsed, Update};
 /// Such a list fails: at a bookmark that does not end it, or when no object has been added for the time limit of a piece.
 pub(super) struct InitialList<T> {
     objects: ObjectList<T>,
-    /// The number of parts of the time limit since the last object.
-    idle: u32,
+    /// When the last object was added.
+    grew: Instant,
 }
 
 impl<T: ObjectKind> InitialList<T> {
@@ -19,17 +20,16 @@ impl<T: ObjectKind> InitialList<T> {
     pub(super) fn new() -> Self {
         Self {
             objects: ObjectList::default(),
-            idle: 0,
+            grew: Instant::now(),
         }
     }
 
-    /// Records that a part of the time limit began. Fails if the limit is over.
-    pub(super) fn begin_part(&mut self) -> Result<(), RequestFailure> {
-        self.idle += 1;
-        match self.idle > PARTS + 1 {
-            true => Err(Self::endless()),
-            false => Ok(()),
+    /// Fails if no object has been added for `limit`.
+    pub(super) fn check(&self, limit: Duration) -> Result<(), RequestFailure> {
+        if self.grew.elapsed() > limit {
+            return Err(Self::endless());
         }
+        Ok(())
     }
 
     /// Returns the failure of a list that has no end.
@@ -40,7 +40,7 @@ impl<T: ObjectKind> InitialList<T> {
 
     /// Adds an object of the list.
     pub(super) fn add(&mut self, object: Parsed<T>) {
-        self.idle = 0;
+        self.grew = Instant::now();
         self.objects.push(object);
     }
 
