@@ -1,12 +1,12 @@
 //! Log lines about conditions that last, and about events that recur.
 //!
 //! A condition of 10,000 objects that lasts for a day must not cost 10,000 lines, nor a line every
-//! 30 s. So conditions are grouped by kind:
+//! 30 s. So conditions are grouped by kind, and a kind gets:
 //!
-//! * At its beginning: a line for each object if there are few, otherwise one line with their number
-//!   and some of them. New objects later get lines in the same way.
-//! * While it lasts: one line after a minute, then after 2, 4, .. minutes, at most hourly.
-//! * At its end: one line. If it begins again soon, the next line waits until the interval is over.
+//! * at its beginning, one line with its objects, or with their number and some of them;
+//! * for new objects, further lines of this form, a few in each interval;
+//! * while it lasts, one line after a minute, then after 2, 4, .. minutes, at most hourly;
+//! * at its end, one line.
 //!
 //! Events have no end. At the same intervals, one line has the number of events without a line. Level
 //! `debug` shows every object each time.
@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use tracing::Level;
 
-/// The maximum number of lines of a kind between two summaries.
-const HANDFUL: usize = 5;
+/// The maximum number of lines about new objects of a kind in an interval.
+const MAX_LINES: usize = 5;
 
 /// The maximum number of objects that one line names.
 const SAMPLES: usize = 3;
@@ -27,8 +27,7 @@ const SAMPLES: usize = 3;
 /// The maximum number of characters of an object in a line, so that hostile input cannot fill the memory.
 const MAX_TEXT: usize = 500;
 
-/// The maximum number of objects of a kind that are distinguished. If there are more, only their number is
-/// logged.
+/// The maximum number of objects of a kind that are distinguished. Further ones are only counted.
 const MAX_OBJECTS: usize = 4_096;
 
 /// The maximum number of kinds. Objects of further kinds count as [`OTHERS`].
@@ -61,6 +60,10 @@ pub(crate) struct Line {
 }
 
 impl Line {
+    fn new(level: Level, text: String) -> Self {
+        Self { level, text }
+    }
+
     fn write(&self) {
         let text = &self.text;
         match self.level {
@@ -114,7 +117,7 @@ impl LastingConditions {
     /// Returns whether a condition began and did not end.
     #[cfg(test)]
     pub(crate) fn is_lasting(&self) -> bool {
-        self.kinds.values().any(|lasting| lasting.ended.is_none())
+        self.kinds.values().any(|lasting| lasting.objects.count > 0)
     }
 
     /// Logs the end of all conditions.
@@ -141,15 +144,13 @@ impl ConditionReport<'_> {
         let object = object.to_string();
         tracing::debug!("{object}");
         let kinds = &mut self.conditions.kinds;
-        let kind = match kinds.contains_key(kind) || kinds.len() < MAX_KINDS {
-            true => kind,
-            false => OTHERS,
-        };
+        let is_full = kinds.len() >= MAX_KINDS && !kinds.contains_key(kind);
+        let kind = if is_full { OTHERS } else { kind };
         if !kinds.contains_key(kind) {
             kinds.insert(kind.into(), Lasting::new(level, self.now));
         }
         if let Some(lasting) = kinds.get_mut(kind) {
-            lasting.add(self.coverage, object);
+            lasting.add(object);
         }
     }
 
@@ -179,37 +180,20 @@ struct Lasting {
     level: Level,
     /// When it began; for events the time of the last summary.
     since: Duration,
-    /// When it ended, if it did.
-    ended: Option<Duration>,
+    /// The present objects; none after the end. For events those since the last summary, without the number of those
+    /// that a line named.
+    objects: Group,
+    /// The objects since the last report.
+    seen: Group,
+    /// The new objects that no line has named.
+    fresh: Group,
     /// Whether a line said that it began.
     is_said: bool,
-    /// How often it began again soon after its end.
-    recurrences: u32,
-    /// The hashes of its objects; empty if there are more than [`MAX_OBJECTS`].
-    objects: BTreeSet<u64>,
-    /// The number of its objects.
-    count: usize,
-    samples: Vec<String>,
-    /// The objects since the last report.
-    seen: Seen,
-    /// The number of objects that no line has mentioned, and the first of them.
-    unsaid: usize,
-    unsaid_texts: Vec<String>,
-    /// The number of events that equal an earlier one, since the last summary.
-    repeated: usize,
-    /// The number of lines that may be written before `due`.
+    /// The number of lines about new objects that may be written before `due`.
     budget: usize,
     /// When the next summary is due, and the time until the one after it.
     due: Duration,
     pause: Duration,
-}
-
-/// The objects of a report.
-#[derive(Debug, Default)]
-struct Seen {
-    hashes: BTreeSet<u64>,
-    count: usize,
-    samples: Vec<String>,
 }
 
 impl Lasting {
@@ -217,144 +201,87 @@ impl Lasting {
         Self {
             level,
             since: now,
-            ended: None,
+            objects: Group::default(),
+            seen: Group::default(),
+            fresh: Group::default(),
             is_said: false,
-            recurrences: 0,
-            objects: BTreeSet::new(),
-            count: 0,
-            samples: Vec::new(),
-            seen: Seen::default(),
-            unsaid: 0,
-            unsaid_texts: Vec::new(),
-            repeated: 0,
-            budget: HANDFUL,
+            budget: MAX_LINES,
             due: now + FIRST_PAUSE,
             pause: FIRST_PAUSE,
         }
     }
 
-    fn add(&mut self, coverage: Coverage, object: String) {
+    fn add(&mut self, object: String) {
         let mut hasher = DefaultHasher::new();
         object.hash(&mut hasher);
-        let hash = hasher.finish();
-        // Beyond the limit, hashes are not kept, so a new object cannot be distinguished from a known one.
-        let are_counted_only = self.count > MAX_OBJECTS;
-        let is_known = self.objects.contains(&hash) || self.seen.hashes.contains(&hash);
-        let text = shorten(object);
-        match coverage {
-            Coverage::Events if is_known || are_counted_only => self.repeated += 1,
-            _ if is_known || are_counted_only => {}
-            _ => {
-                self.unsaid += 1;
-                if self.unsaid_texts.len() < HANDFUL {
-                    self.unsaid_texts.push(text.clone());
-                }
-            }
+        let (hash, text) = (hasher.finish(), shorten(object));
+        if !self.objects.may_have(hash) && !self.seen.may_have(hash) {
+            self.fresh.add(hash, &text);
         }
-        let seen = &mut self.seen;
-        seen.count += 1;
-        if seen.samples.len() < SAMPLES {
-            seen.samples.push(text);
-        }
-        // One hash more than the limit, by which `learn` sees that there are too many.
-        if seen.hashes.len() <= MAX_OBJECTS {
-            seen.hashes.insert(hash);
-        }
+        self.seen.add(hash, &text);
     }
 
     /// Appends the lines that are due at the end of a report.
     fn settle(&mut self, kind: &str, coverage: Coverage, now: Duration, lines: &mut Vec<Line>) {
         let seen = std::mem::take(&mut self.seen);
-        if seen.count == 0 {
-            match coverage {
-                Coverage::All if self.ended.is_none() => return self.end(kind, now, lines),
-                _ if self.ended.is_some() => return,
-                // Nothing new, but a summary may be due.
-                _ => {}
-            }
-        } else {
-            self.learn(coverage, seen, now);
+        if coverage == Coverage::All && seen.count == 0 {
+            return self.end(kind, now, lines);
         }
-        if coverage != Coverage::Events && now >= self.due {
+        if coverage != Coverage::Events && self.objects.count == 0 {
+            self.since = now;
+        }
+        self.objects.learn(coverage, seen);
+        if coverage != Coverage::Events && self.objects.count > 0 && now >= self.due {
             if self.is_said {
-                self.sum_up(kind, now, lines);
+                let took = duration(now.saturating_sub(self.since));
+                let text = format!("still, after {took}: {}", self.objects.text(kind));
+                lines.push(Line::new(self.level, text));
+                self.fresh = Group::default();
             }
             self.begin_interval(now);
         }
-        self.say_unsaid(kind, now, lines);
+        if self.fresh.count == 0 || self.budget == 0 {
+            return;
+        }
+        let fresh = std::mem::take(&mut self.fresh);
+        let text = if coverage == Coverage::Events {
+            self.objects.count -= fresh.count;
+            fresh.text(kind)
+        } else if self.is_said {
+            fresh.text(kind)
+        } else {
+            self.objects.text(kind)
+        };
+        lines.push(Line::new(self.level, text));
+        self.is_said = true;
+        self.budget -= 1;
     }
 
-    /// Takes over the objects of a report.
-    fn learn(&mut self, coverage: Coverage, seen: Seen, now: Duration) {
-        if self.ended.take().is_some() {
-            self.recurrences += 1;
-            self.since = now;
-        }
-        self.samples = seen.samples;
-        match coverage {
-            Coverage::All => {
-                self.count = seen.count;
-                self.objects = seen.hashes;
-            }
-            Coverage::Part | Coverage::Events => {
-                self.objects.extend(seen.hashes);
-                self.count = self.objects.len().max(seen.count);
-            }
-        }
-        if self.count > MAX_OBJECTS {
-            self.objects.clear();
-        }
-    }
-
+    /// Ends the condition. Budget and intervals stay, so that one that begins and ends again and again does not get new
+    /// lines each time.
     fn end(&mut self, kind: &str, now: Duration, lines: &mut Vec<Line>) {
-        if self.is_said {
+        if std::mem::take(&mut self.is_said) {
             let took = duration(now.saturating_sub(self.since));
-            lines.push(Line {
-                level: Level::INFO,
-                text: format!("over after {took}: {}", self.objects_text(kind)),
-            });
+            let text = format!("over after {took}: {}", self.objects.text(kind));
+            lines.push(Line::new(Level::INFO, text));
         }
-        // A condition that begins and ends again and again must not get new lines each time.
-        let pause = (FIRST_PAUSE * 2_u32.saturating_pow(self.recurrences)).min(LONGEST_PAUSE);
-        *self = Self {
-            ended: Some(now),
-            recurrences: self.recurrences,
-            budget: self.budget,
-            due: self.due.min(now + pause),
-            pause,
-            ..Self::new(self.level, now)
-        };
+        self.objects = Group::default();
+        self.fresh = Group::default();
     }
 
-    fn sum_up(&mut self, kind: &str, now: Duration, lines: &mut Vec<Line>) {
-        let took = duration(now.saturating_sub(self.since));
-        self.push(
-            lines,
-            format!("still, after {took}: {}", self.objects_text(kind)),
-        );
-        self.unsaid = 0;
-        self.unsaid_texts.clear();
-    }
-
-    /// Appends a line about the events that no line has mentioned. Returns `false` if there are none.
+    /// Appends a line about the events that no line has named. Returns `false` if there are none.
     fn sum_up_events(&mut self, kind: &str, now: Duration, lines: &mut Vec<Line>) -> bool {
-        let further = self.unsaid + self.repeated;
-        let texts = match self.unsaid {
-            0 => samples(&self.samples),
-            _ => samples(&self.unsaid_texts),
-        };
+        let further = self.objects.count;
         if further > 0 {
+            let unnamed = [&self.fresh, &self.objects];
+            let examples = unnamed.into_iter().find(|group| group.count > 0);
+            let examples = examples.map(Group::examples).unwrap_or_default();
             let took = duration(now.saturating_sub(self.since));
-            self.push(
-                lines,
-                format!("{further} more {kind} in {took}; for example: {texts}"),
-            );
+            let text = format!("{further} more {kind} in {took}; for example: {examples}");
+            lines.push(Line::new(self.level, text));
         }
-        self.unsaid = 0;
-        self.unsaid_texts.clear();
-        self.repeated = 0;
-        self.objects.clear();
-        self.count = 0;
+        self.objects = Group::default();
+        self.fresh = Group::default();
         self.since = now;
         self.begin_interval(now);
         further > 0
@@ -362,61 +289,69 @@ impl Lasting {
 
     /// Sets the time of the next summary, and permits further lines until then.
     fn begin_interval(&mut self, now: Duration) {
-        self.budget = HANDFUL;
+        self.budget = MAX_LINES;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         self.due = now + self.pause;
     }
 
-    /// Appends lines about objects without one, if the budget has room.
-    fn say_unsaid(&mut self, kind: &str, now: Duration, lines: &mut Vec<Line>) {
-        if self.unsaid == 0 || self.budget == 0 {
-            return;
-        }
-        let again = match self.recurrences > 0 && !self.is_said {
-            true => "again: ",
-            false => "",
-        };
-        if self.unsaid <= self.budget {
-            self.budget -= self.unsaid;
-            for text in std::mem::take(&mut self.unsaid_texts) {
-                self.push(lines, format!("{again}{text}"));
-            }
-        } else {
-            self.budget -= 1;
-            let texts = samples(&self.unsaid_texts);
-            let text = format!("{again}{} {kind}; for example: {texts}", self.unsaid);
-            self.push(lines, text);
-        }
-        if !self.is_said {
-            self.is_said = true;
-            self.due = now + self.pause;
-        }
-        self.unsaid = 0;
-        self.unsaid_texts.clear();
-    }
-
-    fn push(&self, lines: &mut Vec<Line>, text: String) {
-        let level = self.level;
-        lines.push(Line { level, text });
-    }
-
-    /// Returns the object, if there is only one; otherwise their number and some of them.
-    fn objects_text(&self, kind: &str) -> String {
-        match &self.samples[..] {
-            [only] if self.count <= 1 => only.clone(),
-            some => format!("{} {kind}; for example: {}", self.count, samples(some)),
-        }
-    }
-
     /// Returns whether it ended so long ago that a recurrence is a new condition.
     fn is_forgettable(&self, now: Duration) -> bool {
-        self.ended.is_some() && now >= self.due + self.pause
+        self.objects.count == 0 && now >= self.due + self.pause
     }
 }
 
-fn samples(texts: &[String]) -> String {
-    let texts: Vec<&str> = texts.iter().take(SAMPLES).map(String::as_str).collect();
-    texts.join("; ")
+/// Objects of one kind.
+#[derive(Debug, Default)]
+struct Group {
+    count: usize,
+    /// The hashes of the first [`MAX_OBJECTS`].
+    hashes: BTreeSet<u64>,
+    /// The first [`SAMPLES`] of the last report.
+    samples: Vec<String>,
+}
+
+impl Group {
+    fn add(&mut self, hash: u64, text: &str) {
+        self.count += 1;
+        if self.hashes.len() < MAX_OBJECTS {
+            self.hashes.insert(hash);
+        }
+        if self.samples.len() < SAMPLES {
+            self.samples.push(text.to_owned());
+        }
+    }
+
+    /// Returns whether the group has an object, or too many to know.
+    fn may_have(&self, hash: u64) -> bool {
+        self.hashes.len() >= MAX_OBJECTS || self.hashes.contains(&hash)
+    }
+
+    /// Takes over the objects of a report.
+    fn learn(&mut self, coverage: Coverage, seen: Self) {
+        if coverage == Coverage::All {
+            *self = seen;
+        } else if seen.count > 0 {
+            let room = MAX_OBJECTS - self.hashes.len();
+            self.hashes.extend(seen.hashes.into_iter().take(room));
+            self.samples = seen.samples;
+            self.count = match coverage {
+                Coverage::Events => self.count + seen.count,
+                _ => self.count.max(seen.count).max(self.hashes.len()),
+            };
+        }
+    }
+
+    fn examples(&self) -> String {
+        self.samples.join("; ")
+    }
+
+    /// Returns the object, if there is only one; otherwise their number and some of them.
+    fn text(&self, kind: &str) -> String {
+        match (self.count, self.examples()) {
+            (1, only) => only,
+            (count, some) => format!("{count} {kind}; for example: {some}"),
+        }
+    }
 }
 
 fn shorten(text: String) -> String {
