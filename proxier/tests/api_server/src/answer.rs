@@ -7,7 +7,7 @@ use std::time::Duration;
 use hyper::body::{Body, Bytes, Frame};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
-use serde_json::{Value, json};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusCause, StatusDetails};
 use tokio::sync::mpsc;
 
 use crate::CannedResponse;
@@ -85,17 +85,15 @@ pub(crate) fn with_head(
 }
 
 /// Returns an error response with a `Status` object.
-pub(crate) fn refusal(encoding: Encoding, status: &Value) -> Response<BodyReceiver> {
-    let code = status["code"]
-        .as_u64()
-        .and_then(|code| u16::try_from(code).ok());
+pub(crate) fn refusal(encoding: Encoding, status: Status) -> Response<BodyReceiver> {
+    let code = status.code.and_then(|code| u16::try_from(code).ok());
     let code = code.and_then(|code| StatusCode::from_u16(code).ok());
     let code = code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     whole(code, encoding.content_type(), encoding.status(status))
 }
 
 /// Returns a `Status` object of a failure.
-pub(crate) fn status_object(code: u16, message: &str) -> Value {
+pub(crate) fn status_object(code: u16, message: &str) -> Status {
     let reason = match code {
         400 => "BadRequest",
         401 => "Unauthorized",
@@ -107,33 +105,31 @@ pub(crate) fn status_object(code: u16, message: &str) -> Value {
         504 => "Timeout",
         _ => "InternalError",
     };
-    json!({
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": message,
-        "reason": reason,
-        "code": code,
-    })
+    Status {
+        status: Some("Failure".into()),
+        message: Some(message.into()),
+        reason: Some(reason.into()),
+        code: Some(code.into()),
+        ..Status::default()
+    }
 }
 
 /// Returns the `Status` object for a resource version that the server has not reached.
-pub(crate) fn too_large(asked: u64, current: u64) -> Value {
+pub(crate) fn too_large(asked: u64, current: u64) -> Status {
     let message = format!("Too large resource version: {asked}, current: {current}");
-    json!({
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": format!("Timeout: {message}"),
-        "reason": "Timeout",
-        "details": {
-            "causes": [{"reason": "ResourceVersionTooLarge", "message": message}],
-            "retryAfterSeconds": 1,
-        },
-        "code": 504,
-    })
+    let cause = StatusCause {
+        reason: Some("ResourceVersionTooLarge".into()),
+        message: Some(message.clone()),
+        field: None,
+    };
+    Status {
+        details: Some(StatusDetails {
+            causes: Some(vec![cause]),
+            retry_after_seconds: Some(1),
+            ..StatusDetails::default()
+        }),
+        ..status_object(504, &format!("Timeout: {message}"))
+    }
 }
 
 /// Returns the response that a test defined.

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, Status};
+use prost::Message as _;
 use serde_json::{Value, json};
 
+use crate::messages::{Encode as _, list_metadata};
 use crate::objects::{Kind, Object};
-use crate::protobuf::{self, encode, field_length};
-use crate::{Behaviour, Request, schema};
+use crate::protobuf::{self, field_length};
+use crate::{Behaviour, Request};
 
 /// The encoding of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,21 +46,20 @@ impl Encoding {
     }
 
     /// Returns a `Status` object as the body of a response.
-    pub(crate) fn status(self, status: &Value) -> Vec<u8> {
+    pub(crate) fn status(self, status: Status) -> Vec<u8> {
         match self {
-            Self::Json => status.to_string().into_bytes(),
-            Self::Protobuf => protobuf::wrap(("v1", "Status"), &encode(status, schema::STATUS)),
+            Self::Json => json!(status).to_string().into_bytes(),
+            Self::Protobuf => protobuf::wrap(("v1", "Status"), &status.encode()),
         }
     }
 
     /// Returns the last event of a failing watch.
-    pub(crate) fn error(self, status: &Value) -> Vec<u8> {
+    pub(crate) fn error(self, status: Status) -> Vec<u8> {
         let mut event = Vec::new();
         match self {
-            Self::Json => put_line(&mut event, "ERROR", &status.to_string()),
+            Self::Json => put_line(&mut event, "ERROR", &json!(status).to_string()),
             Self::Protobuf => {
-                let message = encode(status, schema::STATUS);
-                protobuf::put_frame(&mut event, "ERROR", ("v1", "Status"), &message);
+                protobuf::put_frame(&mut event, "ERROR", ("v1", "Status"), &status.encode());
             }
         }
         event
@@ -93,11 +95,12 @@ impl Form {
     }
 
     /// Returns the beginning of a list of `objects`.
-    pub(crate) fn list_head(self, metadata: &Value, objects: &[Arc<Object>]) -> Vec<u8> {
+    pub(crate) fn list_head(self, metadata: ListMeta, objects: &[Arc<Object>]) -> Vec<u8> {
         let (api_version, kind) = self.object_type();
         let kind = format!("{kind}List");
         match self.encoding {
             Encoding::Json => {
+                let metadata = json!(metadata);
                 let head = format!(
                     "{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{metadata},\
                      \"items\":["
@@ -106,13 +109,12 @@ impl Form {
             }
             Encoding::Protobuf => {
                 let mut list = Vec::new();
-                let metadata = encode(metadata, schema::LIST_METADATA);
+                let metadata = list_metadata(metadata).encode_to_vec();
                 protobuf::put_bytes(&mut list, 1, &metadata);
                 let items = objects.iter();
-                let items = items.map(|it| field_length(2, self.object(it).protobuf.len()));
+                let items = items.map(|it| field_length(self.object(it).protobuf.len()));
                 let length = list.len() + items.sum::<usize>();
-                let mut bytes = Vec::new();
-                protobuf::put_envelope(&mut bytes, (api_version, &kind), length);
+                let mut bytes = protobuf::envelope((api_version, &kind), length);
                 bytes.extend_from_slice(&list);
                 bytes
             }
@@ -151,12 +153,10 @@ impl Form {
 
     /// Appends a bookmark with this metadata.
     pub(crate) fn put_bookmark(self, to: &mut Vec<u8>, metadata: &Value) {
-        let object = json!({
-            "kind": self.kind.name,
-            "apiVersion": self.kind.api_version,
-            "metadata": metadata,
-        });
-        let object = Arc::new(Object::new(&object, schema::PARTIAL));
+        let Kind {
+            name, api_version, ..
+        } = self.kind;
+        let object = Arc::new(Object::of_metadata(api_version, name, metadata));
         self.put_event(to, "BOOKMARK", &object);
     }
 

@@ -18,10 +18,10 @@ mod answer;
 pub mod control_plane;
 mod form;
 mod manifest;
+pub mod messages;
 mod objects;
 mod protobuf;
 pub mod reader;
-mod schema;
 mod selector;
 mod serve;
 mod stream;
@@ -34,7 +34,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lab::net::unused_port;
-use serde_json::Value;
+use serde::Serialize;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use objects::Objects;
@@ -306,7 +307,8 @@ impl ApiServer {
     ///
     /// # Panics
     /// If its kind is not served or it has no name; [`ApiServer::put`] accepts any value.
-    pub fn apply(&self, object: Value) {
+    pub fn apply(&self, object: impl Serialize) {
+        let object = json!(object);
         let key = Key::of(&object).expect("kind and name of an object");
         self.put(key, object);
     }

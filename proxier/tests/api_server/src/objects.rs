@@ -5,18 +5,21 @@ use std::fmt;
 use std::ops::Bound;
 use std::sync::Arc;
 
+use k8s_openapi::Resource;
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use serde_json::{Value, json};
 
-use crate::protobuf::encode;
-use crate::schema::{self, Schema};
+use crate::messages::{Encode, encode_json, encode_partial};
 use crate::selector::Selectable;
 
-/// The served kinds: name, plural, API version.
-const KINDS: [(&str, &str, &str); 4] = [
-    ("Service", "services", "v1"),
-    ("Node", "nodes", "v1"),
-    ("EndpointSlice", "endpointslices", "discovery.k8s.io/v1"),
-    ("ServiceCIDR", "servicecidrs", "networking.k8s.io/v1"),
+/// The served kinds.
+const KINDS: [Kind; 4] = [
+    Kind::of::<Service>(),
+    Kind::of::<Node>(),
+    Kind::of::<EndpointSlice>(),
+    Kind::of::<ServiceCIDR>(),
 ];
 
 /// The identity of an object.
@@ -33,9 +36,9 @@ pub struct Key {
 impl Key {
     /// Returns the key of `kind` (`Service`), or `None` if it is not served.
     pub fn new(kind: &str, namespace: &str, name: &str) -> Option<Self> {
-        let (_, plural, _) = KINDS.iter().find(|(known, _, _)| *known == kind)?;
+        let kind = KINDS.iter().find(|known| known.name == kind)?;
         Some(Self {
-            plural: (*plural).to_owned(),
+            plural: kind.plural.to_owned(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
         })
@@ -58,28 +61,37 @@ impl fmt::Display for Key {
     }
 }
 
+/// Returns an object in JSON as a message.
+type Encoder = fn(&Value) -> Vec<u8>;
+
 /// A served kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
     pub(crate) plural: &'static str,
     pub(crate) api_version: &'static str,
+    encode: Encoder,
 }
 
 impl Kind {
+    const fn of<T: Encode + Resource>() -> Self {
+        Self {
+            name: T::KIND,
+            plural: T::URL_PATH_SEGMENT,
+            api_version: T::API_VERSION,
+            encode: encode_json::<T>,
+        }
+    }
+
     /// Returns the kind whose collection is at `path`.
     pub(crate) fn at(path: &str) -> Option<Self> {
-        KINDS.iter().find_map(|&(name, plural, api_version)| {
-            let root = if api_version.contains('/') {
+        KINDS.into_iter().find(|kind| {
+            let root = if kind.api_version.contains('/') {
                 "apis"
             } else {
                 "api"
             };
-            (path == format!("/{root}/{api_version}/{plural}")).then_some(Self {
-                name,
-                plural,
-                api_version,
-            })
+            path == format!("/{root}/{}/{}", kind.api_version, kind.plural)
         })
     }
 }
@@ -94,17 +106,23 @@ pub(crate) struct Object {
     /// The message, without magic number and envelope.
     pub(crate) protobuf: Box<[u8]>,
     pub(crate) selectable: Selectable,
-    schema: Schema,
+    encode: Encoder,
 }
 
 impl Object {
-    pub(crate) fn new(value: &Value, schema: Schema) -> Self {
+    fn new(value: &Value, encode: Encoder) -> Self {
         Self {
             json: value.to_string().into(),
-            protobuf: encode(value, schema).into(),
+            protobuf: encode(value).into(),
             selectable: Selectable::of(value),
-            schema,
+            encode,
         }
+    }
+
+    /// Returns an object that has only metadata.
+    pub(crate) fn of_metadata(api_version: &str, kind: &str, metadata: &Value) -> Self {
+        let value = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata});
+        Self::new(&value, encode_partial)
     }
 
     /// Returns the object's value, parsed again from its text.
@@ -116,17 +134,13 @@ impl Object {
     pub(crate) fn at(&self, revision: u64) -> Self {
         let mut value = self.value();
         set_version(&mut value, revision);
-        Self::new(&value, self.schema)
+        Self::new(&value, self.encode)
     }
 
     /// Returns the object reduced to its metadata.
     pub(crate) fn partial(&self) -> Self {
-        let value = json!({
-            "kind": "PartialObjectMetadata",
-            "apiVersion": "meta.k8s.io/v1",
-            "metadata": self.value()["metadata"],
-        });
-        Self::new(&value, schema::PARTIAL)
+        let metadata = &self.value()["metadata"];
+        Self::of_metadata("meta.k8s.io/v1", "PartialObjectMetadata", metadata)
     }
 }
 
@@ -200,7 +214,9 @@ impl Objects {
     }
 
     pub(crate) fn put(&mut self, key: Key, value: Value) -> u64 {
-        let object = self.version(value, schema::of_plural(&key.plural));
+        let kind = KINDS.iter().find(|kind| kind.plural == key.plural);
+        let encode = kind.map_or(encode_partial as Encoder, |kind| kind.encode);
+        let object = self.version(value, encode);
         let old = self.objects.insert(key.clone(), object.clone());
         self.remember(key.plural, old, Some(object))
     }
@@ -216,10 +232,10 @@ impl Objects {
     }
 
     /// Gives the object the next resource version.
-    fn version(&mut self, mut value: Value, schema: Schema) -> Arc<Object> {
+    fn version(&mut self, mut value: Value, encode: Encoder) -> Arc<Object> {
         self.revision += 1;
         set_version(&mut value, self.revision);
-        Arc::new(Object::new(&value, schema))
+        Arc::new(Object::new(&value, encode))
     }
 
     fn remember(

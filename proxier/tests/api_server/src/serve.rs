@@ -13,7 +13,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use serde_json::{Value, json};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -209,7 +209,7 @@ fn answer(
         return answer::canned(response);
     }
     let encoding = Encoding::of_request(&request, &state.behaviour);
-    let refuse = |code, message: &str| refusal(encoding, &status_object(code, message));
+    let refuse = |code, message: &str| refusal(encoding, status_object(code, message));
     if let Some(tokens) = &state.behaviour.tokens
         && certificate == Certificate::None
     {
@@ -262,7 +262,7 @@ fn version(request: &Request, encoding: Encoding) -> Result<Option<u64>, Respons
         "" => Ok(None),
         text => {
             let message = format!("invalid resource version {text:?}");
-            let invalid = |_| refusal(encoding, &status_object(400, &message));
+            let invalid = |_| refusal(encoding, status_object(400, &message));
             text.parse().map(Some).map_err(invalid)
         }
     }
@@ -285,7 +285,7 @@ fn list(
         ("", Ok(asked)) => {
             let current = state.objects.revision();
             if let Some(asked) = asked.filter(|&asked| asked > current) {
-                return refusal(form.encoding, &too_large(asked, current));
+                return refusal(form.encoding, too_large(asked, current));
             }
             let objects = state.objects.of_kind(kind.plural);
             let objects = objects.filter(|object| selector.matches(&object.selectable));
@@ -298,7 +298,7 @@ fn list(
             Some(rest) => rest,
             None => {
                 let status = status_object(410, "The provided continue parameter is too old");
-                return refusal(form.encoding, &status);
+                return refusal(form.encoding, status);
             }
         },
     };
@@ -308,20 +308,23 @@ fn list(
         revision,
         mut objects,
     } = rest;
-    let mut metadata = json!({"resourceVersion": revision.to_string()});
+    let mut metadata = ListMeta {
+        resource_version: Some(revision.to_string()),
+        ..ListMeta::default()
+    };
     if limit > 0 && limit < objects.len() && !is_cached {
         let later = objects.split_off(limit);
-        metadata["remainingItemCount"] = json!(later.len());
+        metadata.remaining_item_count = i64::try_from(later.len()).ok();
         let token = state.objects.keep(Rest {
             revision,
             objects: later,
         });
-        metadata["continue"] = json!(token);
+        metadata.continue_ = Some(token);
     }
     let (client, pieces) = answer::body_channel();
     let shared = shared.clone();
     tokio::spawn(async move {
-        send_list(form, &metadata, objects, client).await;
+        send_list(form, metadata, objects, client).await;
         shared.end_list();
     });
     answer::with_head(StatusCode::OK, form.encoding.content_type(), pieces)
@@ -330,7 +333,7 @@ fn list(
 /// Sends a list in pieces, so that a large one is never in memory as a whole.
 async fn send_list(
     form: Form,
-    metadata: &Value,
+    metadata: ListMeta,
     objects: Vec<Arc<Object>>,
     client: mpsc::Sender<Piece>,
 ) {
@@ -364,15 +367,15 @@ fn watch(
     if is_list && !state.behaviour.streams_lists {
         let message = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch \
                        unless the WatchList feature gate is enabled";
-        return Err(refusal(encoding, &status_object(422, message)));
+        return Err(refusal(encoding, status_object(422, message)));
     }
     if has_match != is_list {
         let message = "resourceVersionMatch: Forbidden: only together with sendInitialEvents";
-        return Err(refusal(encoding, &status_object(422, message)));
+        return Err(refusal(encoding, status_object(422, message)));
     }
     // A real server accepts a watch of the future, and sends nothing until it has passed the version.
     if let Some(asked) = asked.filter(|&asked| asked > current && is_list) {
-        return Err(refusal(encoding, &too_large(asked, current)));
+        return Err(refusal(encoding, too_large(asked, current)));
     }
     let from = asked.filter(|&asked| asked > 0 && !is_list);
     if let Some(from) = from.filter(|&from| !state.objects.remembers(from)) {
@@ -382,7 +385,7 @@ fn watch(
             &format!("too old resource version: {from} ({current})"),
         );
         // Cannot fail: the channel is new and has room.
-        let _ = client.try_send(Ok(Bytes::from(encoding.error(&gone))));
+        let _ = client.try_send(Ok(Bytes::from(encoding.error(gone))));
         let media_type = encoding.watch_content_type();
         return Err(answer::with_head(StatusCode::OK, media_type, pieces));
     }

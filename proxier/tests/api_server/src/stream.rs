@@ -69,7 +69,7 @@ impl Watch {
             let error = shared.lock().behaviour.watch_error;
             if let Some(code) = error {
                 let status = status_object(code, "as the test wants it");
-                let event = self.form.encoding.error(&status);
+                let event = self.form.encoding.error(status);
                 let _ = client.send(Ok(Bytes::from(event))).await;
                 return;
             }
@@ -84,7 +84,7 @@ impl Watch {
             };
             if is_behind {
                 let status = status_object(410, "too old resource version");
-                let event = self.form.encoding.error(&status);
+                let event = self.form.encoding.error(status);
                 let _ = client.send(Ok(Bytes::from(event))).await;
                 return;
             }
