@@ -1,7 +1,5 @@
 //! EndpointSlices on the wire.
 
-mod protobuf;
-
 use std::borrow::Cow;
 use std::fmt::{Arguments, Display};
 use std::sync::Arc;
@@ -13,6 +11,7 @@ use super::first::First;
 use super::metadata::{Metadata, is_subdomain};
 use super::node::is_zone;
 use super::parser::Parser;
+use super::protobuf::{Fields, FromProtobuf};
 use super::scalar::Scalar;
 use super::seen::SeenValues;
 use super::service::parse_family;
@@ -38,6 +37,15 @@ pub struct EndpointSliceObject<'a> {
     pub(super) endpoints: Vec<EndpointObject<'a>>,
 }
 
+impl<'a> FromProtobuf<'a> for EndpointSliceObject<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.merge(&mut it.metadata)),
+        (2, |it, field| field.push(&mut it.endpoints)),
+        (3, |it, field| field.push(&mut it.ports)),
+        (4, |it, field| field.text(&mut it.address_type)),
+    ];
+}
+
 /// `ports[]` of an [`EndpointSliceObject`], and `subsets[].ports[]` of legacy Endpoints.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
@@ -45,6 +53,14 @@ pub(super) struct SlicePortObject<'a> {
     name: Scalar<'a>,
     protocol: Scalar<'a>,
     port: Scalar<'a>,
+}
+
+impl<'a> FromProtobuf<'a> for SlicePortObject<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.text(&mut it.name)),
+        (2, |it, field| field.text(&mut it.protocol)),
+        (3, |it, field| field.integer(&mut it.port)),
+    ];
 }
 
 /// `endpoints[]` of an [`EndpointSliceObject`].
@@ -62,12 +78,30 @@ pub(super) struct EndpointObject<'a> {
     hints: EndpointHints<'a>,
 }
 
+impl<'a> FromProtobuf<'a> for EndpointObject<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| it.addresses.offer(field)),
+        (2, |it, field| field.merge(&mut it.conditions)),
+        (6, |it, field| field.text(&mut it.node_name)),
+        (7, |it, field| field.text(&mut it.zone)),
+        (8, |it, field| field.merge(&mut it.hints)),
+    ];
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
 pub(super) struct Conditions<'a> {
     pub(super) ready: Scalar<'a>,
     serving: Scalar<'a>,
     terminating: Scalar<'a>,
+}
+
+impl<'a> FromProtobuf<'a> for Conditions<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.flag(&mut it.ready)),
+        (2, |it, field| field.flag(&mut it.serving)),
+        (3, |it, field| field.flag(&mut it.terminating)),
+    ];
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -80,10 +114,21 @@ struct EndpointHints<'a> {
     for_nodes: Vec<Hint<'a>>,
 }
 
+impl<'a> FromProtobuf<'a> for EndpointHints<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.push(&mut it.for_zones)),
+        (2, |it, field| field.push(&mut it.for_nodes)),
+    ];
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
 struct Hint<'a> {
     name: Scalar<'a>,
+}
+
+impl<'a> FromProtobuf<'a> for Hint<'a> {
+    const FIELDS: Fields<'a, Self> = &[(1, |it, field| field.text(&mut it.name))];
 }
 
 impl WireObject for EndpointSliceObject<'_> {

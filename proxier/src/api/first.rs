@@ -5,6 +5,9 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, SeqAccess, Visitor};
 
+use super::protobuf::{ProtobufError, ProtobufField};
+use super::scalar::Scalar;
+
 /// The first element of a list whose other elements have no use. They must be of the same type.
 #[derive(Clone, Debug)]
 pub(super) struct First<T>(pub(super) Option<T>);
@@ -12,6 +15,15 @@ pub(super) struct First<T>(pub(super) Option<T>);
 impl<T> Default for First<T> {
     fn default() -> Self {
         Self(None)
+    }
+}
+
+impl<'a> First<Scalar<'a>> {
+    /// Reads the next element of a repeated field.
+    pub(super) fn offer(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
+        let element = field.scalar()?;
+        self.0.get_or_insert(element);
+        Ok(())
     }
 }
 

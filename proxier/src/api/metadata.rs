@@ -1,7 +1,5 @@
 //! The metadata of objects.
 
-mod protobuf;
-
 use std::borrow::Cow;
 use std::fmt;
 use std::time::SystemTime;
@@ -12,6 +10,7 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use super::annotations::PREFIX;
 use super::or_default;
 use super::parser::Parser;
+use super::protobuf::{Fields, FromProtobuf};
 use super::scalar::Scalar;
 use crate::model::ObjectName;
 use crate::problem::Problem;
@@ -42,6 +41,19 @@ pub(crate) struct Metadata<'a> {
     pub(crate) annotations: AnnotationMap<'a>,
 }
 
+impl<'a> FromProtobuf<'a> for Metadata<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.text(&mut it.name)),
+        (3, |it, field| field.text(&mut it.namespace)),
+        (8, |it, field| field.time(&mut it.creation_timestamp)),
+        (9, |it, field| field.time(&mut it.deletion_timestamp)),
+        (11, |it, field| field.entry(|name| it.labels.place(name))),
+        (12, |it, field| {
+            field.entry(|name| it.annotations.place(name))
+        }),
+    ];
+}
+
 /// The labels that the proxy uses, of all kinds.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
@@ -60,6 +72,22 @@ pub(crate) struct Labels<'a> {
     pub(crate) zone: Scalar<'a>,
     #[serde(rename = "topology.kubernetes.io/region")]
     pub(crate) region: Scalar<'a>,
+}
+
+impl<'a> Labels<'a> {
+    /// Returns the place of a label's value; `None` if the proxy does not use the label.
+    fn place(&mut self, name: &str) -> Option<&mut Scalar<'a>> {
+        Some(match name {
+            "kubernetes.io/service-name" => &mut self.service_name,
+            "service.kubernetes.io/service-proxy-name" => &mut self.service_proxy_name,
+            "service.kubernetes.io/headless" => &mut self.headless,
+            "endpointslice.kubernetes.io/managed-by" => &mut self.managed_by,
+            "endpointslice.kubernetes.io/skip-mirror" => &mut self.skip_mirror,
+            "topology.kubernetes.io/zone" => &mut self.zone,
+            "topology.kubernetes.io/region" => &mut self.region,
+            _ => return None,
+        })
+    }
 }
 
 /// The annotations that the proxy uses.
@@ -180,7 +208,6 @@ impl Metadata<'_> {
         let value = &self.creation_timestamp;
         let message = match value {
             Scalar::Absent => return None,
-            Scalar::Time(time) => return Some(*time),
             Scalar::Text(text) => match humantime::parse_rfc3339(text) {
                 Ok(time) => return Some(time),
                 Err(_) => "is not an RFC 3339 time in UTC; ignored",

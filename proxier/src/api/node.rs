@@ -1,7 +1,5 @@
 //! Nodes on the wire.
 
-mod protobuf;
-
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -10,6 +8,7 @@ use serde::Deserialize;
 use super::address::why_unusable;
 use super::metadata::Metadata;
 use super::parser::Parser;
+use super::protobuf::{Fields, FromProtobuf};
 use super::scalar::Scalar;
 use super::{WireObject, or_default};
 use crate::model::{self, Cidr, ObjectName};
@@ -32,6 +31,14 @@ pub struct NodeObject<'a> {
     status: NodeStatus<'a>,
 }
 
+impl<'a> FromProtobuf<'a> for NodeObject<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.merge(&mut it.metadata)),
+        (2, |it, field| field.merge(&mut it.spec)),
+        (3, |it, field| field.merge(&mut it.status)),
+    ];
+}
+
 /// `v1` `Node` reduced to its labels, for nodes other than ours. Also deserializes from a
 /// `meta.k8s.io/v1` `PartialObjectMetadata`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -39,6 +46,10 @@ pub struct NodeObject<'a> {
 pub struct NodeLabels<'a> {
     #[serde(deserialize_with = "or_default")]
     metadata: Metadata<'a>,
+}
+
+impl<'a> FromProtobuf<'a> for NodeLabels<'a> {
+    const FIELDS: Fields<'a, Self> = &[(1, |it, field| field.merge(&mut it.metadata))];
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -52,10 +63,22 @@ struct NodeSpec<'a> {
     taints: Vec<Taint<'a>>,
 }
 
+impl<'a> FromProtobuf<'a> for NodeSpec<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.text(&mut it.pod_cidr)),
+        (5, |it, field| field.push(&mut it.taints)),
+        (7, |it, field| field.push_text(&mut it.pod_cidrs)),
+    ];
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
 struct Taint<'a> {
     key: Scalar<'a>,
+}
+
+impl<'a> FromProtobuf<'a> for Taint<'a> {
+    const FIELDS: Fields<'a, Self> = &[(1, |it, field| field.text(&mut it.key))];
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -65,11 +88,22 @@ struct NodeStatus<'a> {
     addresses: Vec<NodeAddress<'a>>,
 }
 
+impl<'a> FromProtobuf<'a> for NodeStatus<'a> {
+    const FIELDS: Fields<'a, Self> = &[(5, |it, field| field.push(&mut it.addresses))];
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
 struct NodeAddress<'a> {
     r#type: Scalar<'a>,
     address: Scalar<'a>,
+}
+
+impl<'a> FromProtobuf<'a> for NodeAddress<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.text(&mut it.r#type)),
+        (2, |it, field| field.text(&mut it.address)),
+    ];
 }
 
 impl WireObject for NodeObject<'_> {

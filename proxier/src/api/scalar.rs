@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::time::SystemTime;
 
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
@@ -26,8 +25,6 @@ pub(crate) enum Scalar<'a> {
     /// A string. It borrows from the message or the text where that is possible: the slices of 100,000
     /// endpoints have 300,000 strings.
     Text(Cow<'a, str>),
-    /// A time in protobuf. In JSON, a time is a string.
-    Time(SystemTime),
 }
 
 impl Scalar<'_> {
@@ -89,7 +86,6 @@ impl fmt::Display for Scalar<'_> {
             Self::Huge(value) => value.fmt(f),
             Self::Float(value) => value.fmt(f),
             Self::Text(value) => value.fmt(f),
-            Self::Time(value) => humantime::format_rfc3339_seconds(*value).fmt(f),
         }
     }
 }

@@ -2,7 +2,6 @@
 
 mod addresses;
 mod ports;
-mod protobuf;
 
 use std::collections::BTreeMap;
 
@@ -13,6 +12,7 @@ pub(crate) use self::addresses::parse_family;
 use super::annotations;
 use super::metadata::Metadata;
 use super::parser::Parser;
+use super::protobuf::{Fields, FromProtobuf};
 use super::scalar::Scalar;
 use super::{WireObject, or_default};
 use crate::model::{self, TrafficPolicy};
@@ -34,6 +34,14 @@ pub struct ServiceObject<'a> {
     pub(crate) spec: ServiceSpec<'a>,
     #[serde(deserialize_with = "or_default")]
     status: ServiceStatus<'a>,
+}
+
+impl<'a> FromProtobuf<'a> for ServiceObject<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.merge(&mut it.metadata)),
+        (2, |it, field| field.merge(&mut it.spec)),
+        (3, |it, field| field.merge(&mut it.status)),
+    ];
 }
 
 /// `spec` of a [`ServiceObject`].
@@ -67,6 +75,31 @@ pub(crate) struct ServiceSpec<'a> {
     pub(crate) allocate_load_balancer_node_ports: Scalar<'a>,
 }
 
+impl<'a> FromProtobuf<'a> for ServiceSpec<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.push(&mut it.ports)),
+        (3, |it, field| field.text(&mut it.cluster_ip)),
+        (4, |it, field| field.text(&mut it.r#type)),
+        (5, |it, field| field.push_text(&mut it.external_ips)),
+        (7, |it, field| field.text(&mut it.session_affinity)),
+        (9, |it, field| {
+            field.push_text(&mut it.load_balancer_source_ranges)
+        }),
+        (11, |it, field| field.text(&mut it.external_traffic_policy)),
+        (12, |it, field| {
+            field.integer(&mut it.health_check_node_port)
+        }),
+        (14, |it, field| field.merge(&mut it.session_affinity_config)),
+        (17, |it, field| field.text(&mut it.ip_family_policy)),
+        (18, |it, field| field.push_text(&mut it.cluster_ips)),
+        (19, |it, field| field.push_text(&mut it.ip_families)),
+        (20, |it, field| {
+            field.flag(&mut it.allocate_load_balancer_node_ports)
+        }),
+        (22, |it, field| field.text(&mut it.internal_traffic_policy)),
+    ];
+}
+
 /// `spec.ports[]` of a [`ServiceObject`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -78,6 +111,15 @@ pub(crate) struct PortObject<'a> {
     pub(crate) node_port: Scalar<'a>,
 }
 
+impl<'a> FromProtobuf<'a> for PortObject<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.text(&mut it.name)),
+        (2, |it, field| field.text(&mut it.protocol)),
+        (3, |it, field| field.integer(&mut it.port)),
+        (5, |it, field| field.integer(&mut it.node_port)),
+    ];
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
 struct AffinityConfig<'a> {
@@ -85,11 +127,19 @@ struct AffinityConfig<'a> {
     client_ip: ClientIpConfig<'a>,
 }
 
+impl<'a> FromProtobuf<'a> for AffinityConfig<'a> {
+    const FIELDS: Fields<'a, Self> = &[(1, |it, field| field.merge(&mut it.client_ip))];
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
 struct ClientIpConfig<'a> {
     timeout_seconds: Scalar<'a>,
+}
+
+impl<'a> FromProtobuf<'a> for ClientIpConfig<'a> {
+    const FIELDS: Fields<'a, Self> = &[(1, |it, field| field.integer(&mut it.timeout_seconds))];
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -100,11 +150,19 @@ struct ServiceStatus<'a> {
     load_balancer: LoadBalancerStatus<'a>,
 }
 
+impl<'a> FromProtobuf<'a> for ServiceStatus<'a> {
+    const FIELDS: Fields<'a, Self> = &[(1, |it, field| field.merge(&mut it.load_balancer))];
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
 struct LoadBalancerStatus<'a> {
     #[serde(deserialize_with = "or_default")]
     ingress: Vec<Ingress<'a>>,
+}
+
+impl<'a> FromProtobuf<'a> for LoadBalancerStatus<'a> {
+    const FIELDS: Fields<'a, Self> = &[(1, |it, field| field.push(&mut it.ingress))];
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -113,6 +171,13 @@ struct LoadBalancerStatus<'a> {
 struct Ingress<'a> {
     ip: Scalar<'a>,
     ip_mode: Scalar<'a>,
+}
+
+impl<'a> FromProtobuf<'a> for Ingress<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.text(&mut it.ip)),
+        (3, |it, field| field.text(&mut it.ip_mode)),
+    ];
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

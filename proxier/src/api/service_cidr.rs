@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::metadata::Metadata;
 use super::parser::Parser;
-use super::protobuf::{FromProtobuf, ProtobufError, ProtobufField};
+use super::protobuf::{Fields, FromProtobuf};
 use super::scalar::Scalar;
 use super::{WireObject, or_default};
 use crate::model;
@@ -21,6 +21,13 @@ pub(crate) struct ServiceCidrObject<'a> {
     spec: ServiceCidrSpec<'a>,
 }
 
+impl<'a> FromProtobuf<'a> for ServiceCidrObject<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.merge(&mut it.metadata)),
+        (2, |it, field| field.merge(&mut it.spec)),
+    ];
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
 struct ServiceCidrSpec<'a> {
@@ -28,25 +35,8 @@ struct ServiceCidrSpec<'a> {
     cidrs: Vec<Scalar<'a>>,
 }
 
-/// The numbers are those of `networking/v1/generated.proto` of `k8s.io/api`.
-impl<'a> FromProtobuf<'a> for ServiceCidrObject<'a> {
-    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
-        match field.number {
-            1 => field.merge(&mut self.metadata)?,
-            2 => field.merge(&mut self.spec)?,
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
 impl<'a> FromProtobuf<'a> for ServiceCidrSpec<'a> {
-    fn read_field(&mut self, field: ProtobufField<'a>) -> Result<(), ProtobufError> {
-        if field.number == 1 {
-            self.cidrs.push(field.exact_text()?);
-        }
-        Ok(())
-    }
+    const FIELDS: Fields<'a, Self> = &[(1, |it, field| field.push_text(&mut it.cidrs))];
 }
 
 impl WireObject for ServiceCidrObject<'_> {

@@ -11,8 +11,8 @@ use super::backoff::Reach;
 use super::body::{NotAList, TooLong};
 use super::object::EncodedObject;
 use super::redaction;
-use crate::api::protobuf::ProtobufField;
-use crate::api::{FromProtobuf, ProtobufError};
+use crate::api::FromProtobuf;
+use crate::api::protobuf::Fields;
 
 /// Why a list or watch request failed.
 #[derive(Debug)]
@@ -279,41 +279,39 @@ struct Cause {
     reason: Option<String>,
 }
 
-impl FromProtobuf<'_> for StatusObject {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
-        match field.number {
-            3 => self.message = Some(field.lossy_str()?.into_owned()),
-            4 => self.reason = Some(field.lossy_str()?.into_owned()),
-            5 => field.merge(self.details.get_or_insert_default())?,
-            6 => self.code = u16::try_from(field.number()?).ok(),
-            _ => {}
-        }
-        Ok(())
-    }
+impl<'a> FromProtobuf<'a> for StatusObject {
+    const FIELDS: Fields<'a, Self> = &[
+        (3, |it, field| {
+            field.string(it.message.get_or_insert_default())
+        }),
+        (4, |it, field| {
+            field.string(it.reason.get_or_insert_default())
+        }),
+        (5, |it, field| {
+            field.merge(it.details.get_or_insert_default())
+        }),
+        (6, |it, field| {
+            it.code = u16::try_from(field.number()?).ok();
+            Ok(())
+        }),
+    ];
 }
 
-impl FromProtobuf<'_> for Details {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
-        match field.number {
-            4 => {
-                let causes = self.causes.get_or_insert_default();
-                causes.push(field.message()?);
-            }
-            5 => self.retry_after_seconds = u64::try_from(field.number()?).ok(),
-            _ => {}
-        }
-        Ok(())
-    }
+impl<'a> FromProtobuf<'a> for Details {
+    const FIELDS: Fields<'a, Self> = &[
+        (4, |it, field| field.push(it.causes.get_or_insert_default())),
+        (5, |it, field| {
+            it.retry_after_seconds = u64::try_from(field.number()?).ok();
+            Ok(())
+        }),
+    ];
 }
 
-impl FromProtobuf<'_> for Cause {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
-        // The field is called `type` in Go.
-        if field.number == 1 {
-            self.reason = Some(field.str()?.to_owned());
-        }
-        Ok(())
-    }
+impl<'a> FromProtobuf<'a> for Cause {
+    // The field is called `type` in Go.
+    const FIELDS: Fields<'a, Self> = &[(1, |it, field| {
+        field.string(it.reason.get_or_insert_default())
+    })];
 }
 
 fn shorten(mut text: String) -> String {
@@ -330,6 +328,9 @@ fn shorten(mut text: String) -> String {
 
 #[cfg(test)]
 mod tests {
+    use api_server::messages::Encode as _;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+
     use super::*;
 
     #[test]
@@ -349,6 +350,9 @@ mod tests {
         let refusal = read(Some(504), too_new, None);
         assert!(refusal.is_too_new() && !refusal.is_gone());
         assert_eq!(refusal.retry_after, Some(Duration::from_secs(1)));
+        let message = serde_json::from_slice::<Status>(too_new).unwrap().encode();
+        let message = EncodedObject::Protobuf(&message);
+        assert_eq!(ApiRefusal::read(None, message, None), refusal);
 
         let page = "<html>é".repeat(1_000);
         let refusal = read(Some(502), page.as_bytes(), Some(Duration::from_secs(9)));

@@ -400,7 +400,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         match event_type {
             EventType::Added | EventType::Modified => Ok(match self.read(object) {
                 Some(parsed) => {
-                    let version = version.ok().map(|version| version.resource_version);
+                    let version = version.ok().map(|it| it.version().to_owned());
                     ParsedEvent::Change(Update::Apply(parsed), version)
                 }
                 None => ParsedEvent::Nothing,
@@ -410,14 +410,14 @@ impl<'a, R: Resource> Follower<'a, R> {
                 let name = object
                     .name()
                     .map_err(|error| malformed("a deletion", error))?;
-                let version = version.ok().map(|version| version.resource_version);
+                let version = version.ok().map(|it| it.version().to_owned());
                 Ok(ParsedEvent::Change(Update::Delete(name), version))
             }
             EventType::Bookmark => {
                 let version = version.map_err(|error| malformed("a bookmark", error))?;
                 Ok(match version.ends_initial_events() {
-                    true => ParsedEvent::Complete(version.resource_version),
-                    false => ParsedEvent::Progress(version.resource_version),
+                    true => ParsedEvent::Complete(version.version().to_owned()),
+                    false => ParsedEvent::Progress(version.version().to_owned()),
                 })
             }
             EventType::Error => Err(RequestFailure::refused_midway(object)),

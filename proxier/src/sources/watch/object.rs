@@ -6,8 +6,8 @@ use serde_json::value::RawValue;
 use super::body::{MAX_OBJECT, unwrap_object};
 use super::encoding::Encoding;
 use super::resource::Resource;
-use crate::api::protobuf::{ProtobufField, first_field, lossy};
-use crate::api::{self, FromProtobuf, ProtobufError, WireObject as _};
+use crate::api::protobuf::{Fields, first_field};
+use crate::api::{self, FromProtobuf, ProtobufError, Scalar, WireObject as _};
 use crate::model::ObjectName;
 use crate::problem::Problem;
 use crate::store::{Interner, Parsed};
@@ -84,20 +84,21 @@ impl<'a> EncodedObject<'a> {
 
     /// Returns the object's name. It is readable although the rest of the object may not be.
     pub(super) fn name(self) -> Result<ObjectName, DecodeError> {
-        let NameMetadata { namespace, name } = self.metadata()?;
-        match name.is_empty() {
-            true => Err(DecodeError::Nameless),
-            false => Ok(ObjectName::new(&namespace, &name)),
-        }
+        let Identity {
+            name, namespace, ..
+        } = self.metadata()?;
+        let name = name.as_str().filter(|name| !name.is_empty());
+        let name = name.ok_or(DecodeError::Nameless)?;
+        Ok(ObjectName::new(namespace.as_str().unwrap_or(""), name))
     }
 
     /// Returns the object's resource version.
-    pub(super) fn version(self) -> Result<VersionMetadata, DecodeError> {
-        let metadata: VersionMetadata = self.metadata()?;
-        match metadata.resource_version.is_empty() {
-            true => Err(DecodeError::Versionless),
-            false => Ok(metadata),
+    pub(super) fn version(self) -> Result<Identity<'a>, DecodeError> {
+        let metadata = self.metadata()?;
+        if metadata.version().is_empty() {
+            return Err(DecodeError::Versionless);
         }
+        Ok(metadata)
     }
 
     /// Decodes the object.
@@ -108,9 +109,9 @@ impl<'a> EncodedObject<'a> {
         })
     }
 
-    fn metadata<M: Deserialize<'a> + FromProtobuf<'a>>(self) -> Result<M, DecodeError> {
+    fn metadata(self) -> Result<Identity<'a>, DecodeError> {
         Ok(match self {
-            Self::Json(json) => api::from_json::<Head<M>>(json)?.metadata,
+            Self::Json(json) => api::from_json::<Head<Identity<'a>>>(json)?.metadata,
             Self::Protobuf(message) => api::from_protobuf(first_field(message, METADATA)?)?,
         })
     }
@@ -235,62 +236,47 @@ struct Head<M> {
     metadata: M,
 }
 
-/// The namespace and name from an object's metadata.
-#[derive(Default, Deserialize)]
-struct NameMetadata {
-    #[serde(default)]
-    namespace: String,
-    name: String,
-}
-
-impl FromProtobuf<'_> for NameMetadata {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
-        match field.number {
-            1 => field.str()?.clone_into(&mut self.name),
-            3 => field.str()?.clone_into(&mut self.namespace),
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
-/// The resource version from an object's metadata, and the mark that ends a streaming list.
+/// The metadata that tells which object it is, and of which version.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct VersionMetadata {
-    pub(super) resource_version: String,
-    #[serde(default)]
-    annotations: Option<BookmarkAnnotations>,
+#[serde(default, bound(deserialize = "'de: 'a"))]
+pub(super) struct Identity<'a> {
+    name: Scalar<'a>,
+    namespace: Scalar<'a>,
+    resource_version: Scalar<'a>,
+    annotations: Option<BookmarkAnnotations<'a>>,
 }
 
-#[derive(Deserialize)]
-struct BookmarkAnnotations {
-    #[serde(rename = "k8s.io/initial-events-end")]
-    initial_events_end: Option<String>,
+#[derive(Default, Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
+struct BookmarkAnnotations<'a> {
+    #[serde(default, rename = "k8s.io/initial-events-end")]
+    initial_events_end: Scalar<'a>,
 }
 
-impl FromProtobuf<'_> for VersionMetadata {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
-        match field.number {
-            6 => field.str()?.clone_into(&mut self.resource_version),
-            12 => {
-                let (name, value) = field.entry()?;
-                if name == b"k8s.io/initial-events-end" {
-                    let initial_events_end = Some(lossy(value).into_owned());
-                    self.annotations = Some(BookmarkAnnotations { initial_events_end });
-                }
-            }
-            _ => {}
-        }
-        Ok(())
+impl<'a> FromProtobuf<'a> for Identity<'a> {
+    const FIELDS: Fields<'a, Self> = &[
+        (1, |it, field| field.text(&mut it.name)),
+        (3, |it, field| field.text(&mut it.namespace)),
+        (6, |it, field| field.text(&mut it.resource_version)),
+        (12, |it, field| {
+            let annotations = it.annotations.get_or_insert_default();
+            let end = &mut annotations.initial_events_end;
+            field.entry(|name| (name == "k8s.io/initial-events-end").then_some(end))
+        }),
+    ];
+}
+
+impl Identity<'_> {
+    /// Returns the resource version.
+    pub(super) fn version(&self) -> &str {
+        self.resource_version.as_str().unwrap_or_default()
     }
-}
 
-impl VersionMetadata {
     /// Returns whether this bookmark ends the initial objects of a streaming list.
     pub(super) fn ends_initial_events(&self) -> bool {
-        let annotation = self.annotations.as_ref();
-        annotation.and_then(|all| all.initial_events_end.as_deref()) == Some("true")
+        let annotations = self.annotations.as_ref();
+        annotations.and_then(|all| all.initial_events_end.as_str()) == Some("true")
     }
 }
 
@@ -325,19 +311,20 @@ impl ListVersion {
     }
 }
 
-impl FromProtobuf<'_> for ListVersion {
-    fn read_field(&mut self, field: ProtobufField<'_>) -> Result<(), ProtobufError> {
-        match field.number {
-            2 => field.str()?.clone_into(&mut self.resource_version),
-            3 => self.r#continue = Some(field.str()?.to_owned()),
-            _ => {}
-        }
-        Ok(())
-    }
+impl<'a> FromProtobuf<'a> for ListVersion {
+    const FIELDS: Fields<'a, Self> = &[
+        (2, |it, field| field.string(&mut it.resource_version)),
+        (3, |it, field| {
+            field.string(it.r#continue.get_or_insert_default())
+        }),
+    ];
 }
 
 #[cfg(test)]
 mod tests {
+    use api_server::messages::encode_partial;
+    use serde_json::json;
+
     use super::super::resource::Services;
     use super::*;
 
@@ -423,10 +410,26 @@ mod tests {
 
     #[test]
     fn a_bookmark_marks_the_end_of_the_initial_events() {
-        let version = |json: &str| EncodedObject::Json(json.as_bytes()).version().unwrap();
-        let end = r#"{"metadata":{"resourceVersion":"7","creationTimestamp":null,
-            "annotations":{"k8s.io/initial-events-end":"true"}}}"#;
-        assert!(version(end).ends_initial_events());
-        assert!(!version(r#"{"metadata":{"resourceVersion":"7"}}"#).ends_initial_events());
+        let mut bookmark = json!({"metadata": {
+            "name": "b",
+            "namespace": "a",
+            "resourceVersion": "7",
+            "creationTimestamp": null,
+            "annotations": {"k8s.io/initial-events-end": "true"},
+        }});
+        for ends in [true, false] {
+            let text = bookmark.to_string();
+            let message = encode_partial(&bookmark);
+            for object in [
+                EncodedObject::Json(text.as_bytes()),
+                EncodedObject::Protobuf(&message),
+            ] {
+                assert_eq!(object.name().unwrap(), ObjectName::new("a", "b"));
+                let identity = object.version().unwrap();
+                assert_eq!(identity.version(), "7");
+                assert_eq!(identity.ends_initial_events(), ends);
+            }
+            bookmark["metadata"]["annotations"] = json!({"x": "true"});
+        }
     }
 }
