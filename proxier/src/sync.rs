@@ -14,6 +14,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::dataplane::ipvs::flows::Flows;
+use crate::dataplane::ipvs::rules::Rules;
+use crate::dataplane::ipvs::schedulers::Schedulers;
+use crate::dataplane::ipvs::state::KernelState;
 use crate::dataplane::ipvs::{InsideMarks, Wanted};
 use crate::dataplane::{Dataplane, Failure};
 use crate::filter::{Filter, FilterConfig};
@@ -27,19 +31,10 @@ use crate::retry::Retries;
 use crate::store::{Event, Snapshot, Touched};
 
 mod applied;
-mod compare;
-mod flows;
-mod foreign;
 mod health;
-mod kernel;
-mod learn;
-mod marks;
 mod node;
 mod problems;
-mod retire;
 mod round;
-mod rules;
-mod schedulers;
 #[cfg(test)]
 mod tests;
 
@@ -47,57 +42,53 @@ pub use applied::Applied;
 pub(crate) use applied::Outcomes;
 pub(crate) use round::Extent;
 
-use flows::Flows;
-use kernel::KernelState;
 use problems::KnownProblems;
-use rules::Rules;
-use schedulers::Schedulers;
 
 /// The proxy of one node: its input, its plan, and the kernel's state as far as known.
 #[derive(Debug)]
 pub struct Proxier<D> {
-    dataplane: D,
-    input: Input,
-    planner: Planner,
-    machine: Machine,
-    capabilities: Capabilities,
+    pub(crate) dataplane: D,
+    pub(crate) input: Input,
+    pub(crate) planner: Planner,
+    pub(crate) machine: Machine,
+    pub(crate) capabilities: Capabilities,
     /// The firewall marks of the plan.
-    marks: InsideMarks,
-    kernel: KernelState,
-    ledger: Ledger,
+    pub(crate) marks: InsideMarks,
+    pub(crate) kernel: KernelState,
+    pub(crate) ledger: Ledger,
     /// `None` for a proxy that writes no packet rules.
-    rules: Option<Rules>,
-    flows: Flows,
-    retries: Retries,
-    schedulers: Schedulers,
+    pub(crate) rules: Option<Rules>,
+    pub(crate) flows: Flows,
+    pub(crate) retries: Retries,
+    pub(crate) schedulers: Schedulers,
     /// The virtual servers that this round does not create, because the kernel lacks their rules.
-    held_back: BTreeSet<ipvs_netlink::ServiceKey>,
+    pub(crate) held_back: BTreeSet<ipvs_netlink::ServiceKey>,
     /// Address ranges in which no virtual server is deleted.
-    excluded: Vec<Cidr>,
+    pub(crate) excluded: Vec<Cidr>,
     /// The changes of the plan since the last call of [`Proxier::take_changes`].
-    untaken: (Changed, BTreeSet<ipvs_netlink::ServiceKey>),
+    pub(crate) untaken: (Changed, BTreeSet<ipvs_netlink::ServiceKey>),
     known_problems: Option<KnownProblems>,
 }
 
 /// The input from the cluster.
 #[derive(Debug, Default)]
-struct Input {
-    snapshot: Snapshot,
+pub(crate) struct Input {
+    pub(crate) snapshot: Snapshot,
     /// The Services that events touched since the last planning.
-    touched: Touched,
+    pub(crate) touched: Touched,
     /// The Problems that no event carries, by kind in the plural.
     ///
     /// Examples are files that cannot be read and objects without a readable name.
-    other_problems: BTreeMap<&'static str, Vec<Problem>>,
+    pub(crate) other_problems: BTreeMap<&'static str, Vec<Problem>>,
     /// Increases when these change.
-    problems_revision: u64,
+    pub(crate) problems_revision: u64,
     /// Whether to drop `spec.externalIPs` of received Services.
-    ignores_external_ips: bool,
+    pub(crate) ignores_external_ips: bool,
 }
 
 impl Input {
     /// Returns the address ranges that decide about ownership.
-    fn territory(&self, machine: &Machine, excluded: &[Cidr]) -> Territory {
+    pub(crate) fn territory(&self, machine: &Machine, excluded: &[Cidr]) -> Territory {
         let ranges = self.snapshot.service_cidrs().flat_map(|cidr| cidr.ranges);
         let is_plausible = |range: &Cidr| Territory::doubt(range, &machine.addresses).is_none();
         Territory {

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Proxier, kernel, node};
+use super::{Proxier, node};
 use crate::dataplane::Dataplane;
+use crate::dataplane::ipvs::state;
 use crate::filter::Filter;
 use crate::problem::{Problem, ProblemList};
 
@@ -63,7 +64,7 @@ impl<D: Dataplane> Proxier<D> {
     fn problems_of_node(&self) -> Vec<Problem> {
         let node_name = &self.planner.config().node_name;
         let missing = node::missing(node_name, &self.input.snapshot);
-        let contested = kernel::contested(&self.kernel.observed, self.desired());
+        let contested = state::contested(&self.kernel.observed, self.desired());
         let of_rules = self.filter().map(Filter::problems);
         let doubtful = self.input.doubtful_ranges(&self.machine);
         let of_few = missing.into_iter().chain(of_rules.into_iter().flatten());

@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use super::kernel::address_drift;
 use super::node::node_port_addresses;
 use super::{Applied, Error, Outcomes, Proxier};
+use crate::dataplane::ipvs::state::address_drift;
 use crate::dataplane::ipvs::{KernelParts, Wanted};
 use crate::dataplane::{Dataplane, Failure};
 use crate::frontend::Frontend;
@@ -37,7 +37,7 @@ pub(crate) enum Extent {
 
 impl<D: Dataplane> Proxier<D> {
     /// Makes a round at `now`, in time since boot.
-    pub(super) fn round(&mut self, extent: Extent, now: Duration) -> Result<Applied, Error> {
+    pub(crate) fn round(&mut self, extent: Extent, now: Duration) -> Result<Applied, Error> {
         // The times of these lines show where a slow round spends its time.
         tracing::trace!(?extent, "round: begins");
         let drifted = match extent {
@@ -117,7 +117,7 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Tells the ledger, the dataplane and the filter what changed in the plan. Returns what may differ in the kernel
     /// because of that.
-    pub(super) fn follow_plan(&mut self, changed: Changed) -> KernelParts {
+    pub(crate) fn follow_plan(&mut self, changed: Changed) -> KernelParts {
         let marks = self.follow_marks(&changed);
         let wanted = Wanted::new(self.planner.desired(), &self.marks);
         let frontends = changed.frontends.iter();
@@ -145,7 +145,7 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Plans, and reads the whole kernel. Returns the drift.
-    pub(super) fn read_back(&mut self, now: Duration) -> Result<KernelParts, Error> {
+    pub(crate) fn read_back(&mut self, now: Duration) -> Result<KernelParts, Error> {
         let expected = self.kernel.expected();
         let mut ours = std::mem::take(&mut self.kernel.pending);
         let mut machine = self.dataplane.machine()?;

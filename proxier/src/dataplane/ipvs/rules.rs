@@ -9,13 +9,13 @@ use crate::timer::Timer;
 
 /// The packet rules, and when a refused write is tried again.
 #[derive(Debug)]
-pub(super) struct Rules {
-    pub(super) filter: Filter,
-    pub(super) retry: Timer,
+pub(crate) struct Rules {
+    pub(crate) filter: Filter,
+    pub(crate) retry: Timer,
 }
 
 impl Rules {
-    pub(super) fn new(config: FilterConfig) -> Self {
+    pub(crate) fn new(config: FilterConfig) -> Self {
         Self {
             filter: Filter::new(config),
             retry: Timer::retry(),
@@ -26,7 +26,7 @@ impl Rules {
     ///
     /// If the generation is the recorded one, no program has changed any rule since our last write. The
     /// check costs two requests; reading the rules of 10,000 Services back takes 50 ms.
-    pub(super) fn check(
+    pub(crate) fn check(
         &mut self,
         dataplane: &mut impl Dataplane,
         ledger: &Ledger,
@@ -43,7 +43,7 @@ impl Rules {
     /// Writes the pending rules in one transaction and records them in the ledger.
     ///
     /// `None` if no rules are pending, or if a refused write is not yet due again.
-    pub(super) fn write(
+    pub(crate) fn write(
         &mut self,
         dataplane: &mut impl Dataplane,
         ledger: &mut Ledger,

@@ -25,7 +25,7 @@ const MAX_MISSING: usize = 64;
 
 /// The schedulers that the kernel has, and timers. [`crate::plan::Capabilities`] has the missing ones.
 #[derive(Debug)]
-pub(super) struct Schedulers {
+pub(crate) struct Schedulers {
     available: BTreeSet<Arc<str>>,
     /// Schedulers that were missing before; no round has reported them yet.
     found: Vec<Arc<str>>,
@@ -50,7 +50,7 @@ impl Schedulers {
     /// Asks the kernel for the schedulers in `changed` that it was not asked for yet.
     ///
     /// Adds those that the kernel lacks to `missing`. Returns whether it lacks any.
-    pub(super) fn ask(
+    pub(crate) fn ask(
         &mut self,
         dataplane: &mut impl Dataplane,
         desired: &Desired,
@@ -85,7 +85,7 @@ impl Schedulers {
     }
 
     /// When due, asks the kernel again for `missing`, and removes those that it has now.
-    pub(super) fn ask_again(
+    pub(crate) fn ask_again(
         &mut self,
         dataplane: &mut impl Dataplane,
         missing: &mut BTreeSet<Arc<str>>,
@@ -112,14 +112,14 @@ impl Schedulers {
     }
 
     /// Returns the schedulers that [`Schedulers::ask_again`] found since the last call.
-    pub(super) fn take_found(&mut self) -> Vec<Arc<str>> {
+    pub(crate) fn take_found(&mut self) -> Vec<Arc<str>> {
         std::mem::take(&mut self.found)
     }
 
     /// Records that an Op failed at `now` because the kernel lacks `name`. Returns whether that is new.
     ///
     /// The kernel could not answer the question, or the module was unloaded since.
-    pub(super) fn lacks(
+    pub(crate) fn lacks(
         &mut self,
         name: &str,
         missing: &mut BTreeSet<Arc<str>>,
@@ -136,12 +136,12 @@ impl Schedulers {
     }
 
     /// Clears the timer of the next round, because a round begins.
-    pub(super) fn begin_round(&mut self) {
+    pub(crate) fn begin_round(&mut self) {
         self.again.clear();
     }
 
     /// Returns when a round is due.
-    pub(super) fn next_due(&self) -> Option<Duration> {
+    pub(crate) fn next_due(&self) -> Option<Duration> {
         let timers = [self.again.due(), self.ask_again.due()];
         timers.into_iter().flatten().min()
     }

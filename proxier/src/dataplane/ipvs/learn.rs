@@ -6,15 +6,15 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
-use super::Proxier;
 use crate::dataplane::ipvs::Wanted;
 use crate::dataplane::{Dataplane, Failure, Outcome};
 use crate::observed::ObservedServer;
 use crate::op::{AddressForm, Op, Ops};
+use crate::sync::Proxier;
 
 impl<D: Dataplane> Proxier<D> {
     /// Ends the retries of what `ops`, all of this round, have achieved.
-    pub(super) fn settle(&mut self, ops: &Ops) {
+    pub(crate) fn settle(&mut self, ops: &Ops) {
         self.retries.settle();
         // After a start: insertions in order of the keys leave the nodes of the map half empty.
         if ops.len() > self.kernel.observed.virtual_servers.len() {
@@ -23,7 +23,7 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Records the outcome of each Op in the ledger, the observed state and the retries.
-    pub(super) fn learn(&mut self, ops: &[Op], outcomes: &[Outcome], now: Duration) {
+    pub(crate) fn learn(&mut self, ops: &[Op], outcomes: &[Outcome], now: Duration) {
         let mut outcomes = outcomes.iter();
         // The Ops of a virtual server follow each other. Those of addresses have no key.
         for run in ops.chunk_by(|one, next| one.service_key() == next.service_key()) {

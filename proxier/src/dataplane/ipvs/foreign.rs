@@ -9,7 +9,6 @@ use std::net::IpAddr;
 
 use ipvs_netlink::{Forwarding, ServiceKey};
 
-use super::Proxier;
 use crate::dataplane::Dataplane;
 use crate::dataplane::ipvs::{KernelParts, Wanted};
 use crate::frontend::Frontend;
@@ -18,10 +17,11 @@ use crate::observed::Observed;
 use crate::op::AddressForm;
 use crate::plan::{FrontendKind, ServiceAddresses};
 use crate::store::Touched;
+use crate::sync::Proxier;
 
 /// The virtual servers that an earlier service proxy may have left.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Inherited {
+pub(crate) struct Inherited {
     /// Those whose address is a service address.
     at_service_addresses: BTreeSet<ServiceKey>,
     /// Those at an address of the node, if there are traces of a service proxy. Only node ports can be theirs.
@@ -35,7 +35,7 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// Only then, because later the service addresses are those of this process: a foreign virtual server at one of them
     /// would count as left.
-    pub(super) fn inherit(&mut self) {
+    pub(crate) fn inherit(&mut self) {
         if self.kernel.inherited.is_some() {
             return;
         }
@@ -80,7 +80,7 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Excludes the frontends among `keys` at which another program has a virtual server. Returns what may differ in the
     /// kernel because of that.
-    pub(super) fn exclude_foreign(&mut self, keys: &BTreeSet<ServiceKey>) -> KernelParts {
+    pub(crate) fn exclude_foreign(&mut self, keys: &BTreeSet<ServiceKey>) -> KernelParts {
         let found: Vec<Frontend> = (keys.iter())
             .filter(|key| self.is_foreign(key))
             .filter_map(Frontend::of)
@@ -89,7 +89,7 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Does the same for all frontends, and plans those again whose foreign virtual server is gone.
-    pub(super) fn exclude_all_foreign(&mut self) -> KernelParts {
+    pub(crate) fn exclude_all_foreign(&mut self) -> KernelParts {
         let observed = &self.kernel.observed.virtual_servers;
         let before = self.machine.foreign.len();
         self.machine

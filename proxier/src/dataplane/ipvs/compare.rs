@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use super::{Extent, Proxier};
 use crate::dataplane::Dataplane;
 use crate::dataplane::ipvs::{KernelParts, Wanted};
 use crate::diff::{
@@ -16,10 +15,11 @@ use crate::ledger::Ledger;
 use crate::model::ObjectName;
 use crate::op::Ops;
 use crate::store::Snapshot;
+use crate::sync::{Extent, Proxier};
 
 impl<D: Dataplane> Proxier<D> {
     /// Returns the Ops that lead from the observed state to the plan, in the order to apply them.
-    pub(super) fn compare(&mut self, extent: Extent, now: Duration) -> Ops {
+    pub(crate) fn compare(&mut self, extent: Extent, now: Duration) -> Ops {
         // Taken for `All` too, because its comparison includes them.
         let pending = std::mem::take(&mut self.kernel.pending);
         let mut ops = match extent {

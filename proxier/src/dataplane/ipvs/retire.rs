@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use super::Proxier;
 use crate::dataplane::ipvs::Wanted;
 use crate::dataplane::{Dataplane, Failure};
 use crate::frontend::Frontend;
@@ -18,6 +17,7 @@ use crate::model::{Protocol, ServicePortName};
 use crate::observed::CountedServer;
 use crate::plan;
 use crate::store::Touched;
+use crate::sync::Proxier;
 
 /// Marks with fewer bits may be those of other programs.
 const FEW_BITS: u32 = 9;
@@ -26,7 +26,7 @@ impl<D: Dataplane> Proxier<D> {
     /// Retires the virtual servers among `stale` whose Service exists, and guards their frontends.
     ///
     /// Ends the retirement of a virtual server whose Service was deleted.
-    pub(super) fn retire(&mut self, stale: &[ipvs::ServiceKey], now: Duration) {
+    pub(crate) fn retire(&mut self, stale: &[ipvs::ServiceKey], now: Duration) {
         let territory = self.input.territory(&self.machine, &self.excluded);
         for &key in stale {
             let is_found = self.kernel.observed.virtual_servers.contains_key(&key);
@@ -48,7 +48,7 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Returns every stale virtual server, observed or retired. Retirements of desired ones must have ended.
-    pub(super) fn retirable(&self) -> Vec<ipvs::ServiceKey> {
+    pub(crate) fn retirable(&self) -> Vec<ipvs::ServiceKey> {
         let wanted = self.wanted();
         let observed = self.kernel.observed.virtual_servers.keys();
         let stale = observed.filter(|key| !wanted.contains(key));
@@ -137,7 +137,7 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// # Errors
     /// If the virtual server of its firewall mark cannot be read.
-    pub(super) fn count_retired(
+    pub(crate) fn count_retired(
         &mut self,
         key: &ipvs::ServiceKey,
         found: Option<&CountedServer>,
@@ -158,7 +158,7 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// # Cost
     /// Linear in the retired virtual servers, and only if a Service was deleted.
-    pub(super) fn release_orphans(&mut self) {
+    pub(crate) fn release_orphans(&mut self) {
         let snapshot = &self.input.snapshot;
         let retired = self.ledger.retired();
         let may_have_deleted = || match &self.input.touched {
@@ -183,7 +183,7 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// # Cost
     /// Linear in the retired virtual servers.
-    pub(super) fn keep_addresses(&mut self) -> BTreeSet<IpAddr> {
+    pub(crate) fn keep_addresses(&mut self) -> BTreeSet<IpAddr> {
         let retired = self.ledger.retired();
         let before = self.planner.kept_addresses();
         if retired.is_empty() && before.is_empty() {

@@ -17,7 +17,7 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// The flows that wait to be swept.
 #[derive(Debug)]
-pub(super) struct Flows {
+pub(crate) struct Flows {
     /// The virtual servers with stale flows, each with the last Op that made flows stale.
     ///
     /// A sweep compares all flows of a virtual server with the plan, so one Op suffices. A list would grow
@@ -40,7 +40,7 @@ impl Default for Flows {
 
 impl Flows {
     /// Notes the flows that `op` makes stale. It took effect at `now`; its virtual server was `known` before.
-    pub(super) fn note(&mut self, op: &Op, known: Option<&ObservedServer>, now: Duration) {
+    pub(crate) fn note(&mut self, op: &Op, known: Option<&ObservedServer>, now: Duration) {
         self.strays.record(op, known, now);
         if let Some(key) = op.service_key().filter(|_| Stale::may_result_from(op)) {
             self.unswept.insert(key, *op);
@@ -50,7 +50,7 @@ impl Flows {
     /// Deletes the stale flows; `None` if no flow can be stale.
     ///
     /// After a failure, the next sweep looks for the same flows again.
-    pub(super) fn sweep(
+    pub(crate) fn sweep(
         &mut self,
         dataplane: &mut impl Dataplane,
         wanted: Wanted<'_>,
@@ -80,13 +80,13 @@ impl Flows {
     }
 
     /// Returns when the next sweep is due.
-    pub(super) fn next_due(&self) -> Option<Duration> {
+    pub(crate) fn next_due(&self) -> Option<Duration> {
         let timers = [self.retry.due(), self.strays.next_due()];
         timers.into_iter().flatten().min()
     }
 
     #[cfg(test)]
-    pub(super) fn unswept(&self) -> usize {
+    pub(crate) fn unswept(&self) -> usize {
         self.unswept.len()
     }
 }

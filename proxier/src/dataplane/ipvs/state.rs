@@ -30,25 +30,25 @@ const LOOKS_PER_RESYNC: usize = 8_000;
 
 /// The observed state of the kernel, and the parts of it that may differ from the plan.
 #[derive(Debug)]
-pub(super) struct KernelState {
+pub(crate) struct KernelState {
     /// The state as last read or written.
-    pub(super) observed: Observed,
+    pub(crate) observed: Observed,
     /// Whether `observed` can be trusted: it was read, and since then no answer was lost.
-    pub(super) is_known: bool,
+    pub(crate) is_known: bool,
     /// Whether `observed` has the present service addresses: since they were read, only Ops changed any.
-    pub(super) knows_addresses: bool,
+    pub(crate) knows_addresses: bool,
     /// Whether another program may have changed service addresses.
-    pub(super) suspects_drift: bool,
+    pub(crate) suspects_drift: bool,
     /// When the next step of a change between forms of addresses is due.
-    pub(super) follow_up: Timer,
+    pub(crate) follow_up: Timer,
     /// When all virtual servers were last read over netlink, in time since boot.
     read_at: Duration,
     /// The number of looks at the beginning since the last look or read of all virtual servers.
     glances: u32,
     /// The virtual servers and addresses that the next round compares.
-    pub(super) pending: KernelParts,
+    pub(crate) pending: KernelParts,
     /// The virtual servers without a record that an earlier service proxy left; `None` before the first read.
-    pub(super) inherited: Option<Inherited>,
+    pub(crate) inherited: Option<Inherited>,
 }
 
 impl Default for KernelState {
@@ -69,7 +69,7 @@ impl Default for KernelState {
 
 impl KernelState {
     /// Returns the virtual servers of firewall marks, owned and foreign.
-    pub(super) fn marks(&self) -> impl Iterator<Item = ServiceKey> + '_ {
+    pub(crate) fn marks(&self) -> impl Iterator<Item = ServiceKey> + '_ {
         let key = |family, mark| ServiceKey::Mark { family, mark };
         let (first, last) = (key(Family::V4, 0), key(Family::V6, u32::MAX));
         let servers = self.observed.virtual_servers.range(first, last);
@@ -79,7 +79,7 @@ impl KernelState {
     /// Takes the observed state, so that a resync can find drift from it; `None` if it is unknown.
     ///
     /// Until the resync has read it, the state is unknown.
-    pub(super) fn expected(&mut self) -> Option<Observed> {
+    pub(crate) fn expected(&mut self) -> Option<Observed> {
         let is_known = std::mem::take(&mut self.is_known);
         is_known.then(|| std::mem::take(&mut self.observed))
     }
@@ -88,7 +88,7 @@ impl KernelState {
     ///
     /// If a look shows the expected virtual servers, they are not read. If the look is only at the
     /// beginning of the table, addresses are read only after a notification.
-    pub(super) fn read(
+    pub(crate) fn read(
         &mut self,
         expected: Option<Observed>,
         dataplane: &mut impl Dataplane,
@@ -152,7 +152,7 @@ fn rarity(expected: &Observed) -> u32 {
 ///
 /// Google's guest agent makes such a route for each forwarded address. The Service works with either
 /// route. The kernel keeps both because their metrics differ, and uses ours when the other one is deleted.
-pub(super) fn contested(observed: &Observed, desired: &Desired) -> Vec<Problem> {
+pub(crate) fn contested(observed: &Observed, desired: &Desired) -> Vec<Problem> {
     let contested = observed.foreign.iter();
     let contested = contested.filter(|(address, _)| desired.addresses.contains_key(address));
     contested
@@ -185,7 +185,7 @@ fn drift(expected: &Observed, found: &Observed, wanted: Wanted<'_>) -> KernelPar
 type Local<'a> = (&'a SplitMap<IpAddr, Option<IpAddr>>, Option<Carrier>);
 
 /// Returns the drift of the service addresses and of the carrier alone.
-pub(super) fn address_drift(expected: Local<'_>, found: Local<'_>) -> KernelParts {
+pub(crate) fn address_drift(expected: Local<'_>, found: Local<'_>) -> KernelParts {
     let addresses = expected.0.keys().chain(found.0.keys());
     KernelParts {
         addresses: addresses

@@ -3,18 +3,18 @@
 //! A virtual server of a mark that the ledger lacks is foreign, whatever the plan says: it is never adopted,
 //! changed or deleted. The frontends get another mark instead.
 
-use super::Proxier;
 use crate::dataplane::ipvs::MarkChanges;
 use crate::dataplane::{Dataplane, Failure};
 use crate::filter::Filter;
 use crate::plan::Changed;
+use crate::sync::Proxier;
 
 impl<D: Dataplane> Proxier<D> {
     /// Sets the key of the marks. Draws one if the ledger has none.
     ///
     /// # Errors
     /// If no key can be drawn.
-    pub(super) fn set_mark_key(&mut self) -> Result<MarkChanges, Failure> {
+    pub(crate) fn set_mark_key(&mut self) -> Result<MarkChanges, Failure> {
         let key = match self.ledger.mark_key() {
             Some(key) => key,
             None => {
@@ -31,7 +31,7 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// # Cost
     /// A few system calls for each new mark.
-    pub(super) fn follow_marks(&mut self, changed: &Changed) -> MarkChanges {
+    pub(crate) fn follow_marks(&mut self, changed: &Changed) -> MarkChanges {
         let desired = self.planner.desired();
         let mut changes = self.marks.follow(desired, &changed.frontends);
         loop {
