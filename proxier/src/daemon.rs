@@ -14,7 +14,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use crate::clock;
-use crate::dataplane::Dataplane;
+use crate::dataplane::ipvs::{Applied, Ipvs, Kernel};
+use crate::dataplane::{Dataplane as _, Extent};
 use crate::filter::Filter;
 use crate::host::sysctl::{Keeper, Roots, Setting};
 use crate::host::{ForeignChains, MarkChains};
@@ -25,7 +26,7 @@ use crate::problem::Problem;
 use crate::sources::manifests::Loaded;
 use crate::sources::watch::{self, NodeScope, Watch};
 use crate::store::Event;
-use crate::sync::{Applied, Extent, Proxier};
+use crate::sync::Proxier;
 use crate::timer::Timer;
 use nftables::Tampering;
 
@@ -145,9 +146,9 @@ pub struct Daemon<D> {
     retry: Timer,
 }
 
-impl<D: Dataplane> Daemon<D> {
+impl<K: Kernel> Daemon<Ipvs<K>> {
     /// Returns a daemon that has received nothing yet.
-    pub fn new(proxier: Proxier<D>, periods: Periods, watch: Option<Watch>) -> Self {
+    pub fn new(proxier: Proxier<Ipvs<K>>, periods: Periods, watch: Option<Watch>) -> Self {
         // Manifests have all Nodes.
         let nodes = watch.as_ref().map_or(NodeScope::All, Watch::nodes);
         Self {
@@ -267,7 +268,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     /// Returns the proxier.
-    pub fn into_proxier(self) -> Proxier<D> {
+    pub fn into_proxier(self) -> Proxier<Ipvs<K>> {
         self.proxier
     }
 
@@ -338,7 +339,7 @@ impl<D: Dataplane> Daemon<D> {
             // Node ports depend on the machine's addresses, which only a resync reads.
             Message::MachineChanged => self.next_resync = Duration::ZERO,
             Message::AddressesChanged => {
-                self.proxier.distrust_addresses();
+                self.proxier.dataplane_mut().distrust_addresses();
                 self.has_tampering = true;
             }
             Message::RulesChanged(tampering) => {
@@ -350,7 +351,7 @@ impl<D: Dataplane> Daemon<D> {
                 if tampering.concerns_our_table() {
                     self.log.tampering(&tampering, clock::since_boot());
                     metrics::counter!("ipvs_proxier_rules_repairs_total").increment(1);
-                    self.proxier.distrust_rules();
+                    self.proxier.dataplane_mut().distrust_rules();
                     self.has_tampering = true;
                 }
             }

@@ -1,27 +1,19 @@
-//! The kernel behind a trait: reads its state, and applies [`Op`]s and packet rules.
+//! What serves the plan, behind a trait.
 //!
-//! * [`linux`]: a real kernel.
-//! * [`fake`]: a kernel in memory. `tests/conformance.rs` runs the same tests on both, so that tests on this
-//!   one say something about a real one.
-//! * [`userspace`]: a relay in this process instead of IPVS.
-//! * [`companion`]: a real kernel, with a relay for loopback addresses.
+//! * [`ipvs`]: IPVS, routes and packet rules. Its [`ipvs::Kernel`] is a real kernel ([`linux`]), one in memory
+//!   ([`fake`]), a relay in this process instead of IPVS ([`userspace`]), or a real kernel with a relay for loopback
+//!   addresses ([`companion`]).
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
-use std::net::Ipv4Addr;
-use std::sync::Arc;
+use std::net::IpAddr;
+use std::time::Duration;
 
-use ipvs_netlink::{SchedulerName, ServiceKey};
 use rustix::io::Errno;
 
-use self::ipvs::Wanted;
-use crate::conntrack::{Stale, Swept};
-use crate::marks::MarkKey;
-use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
-use crate::op::Op;
-use crate::plan::{Capabilities, Changed, Machine};
+use crate::plan::{Capabilities, Changed, Desired, Machine, PlanConfig, Planner};
 use crate::problem::Problem;
-use crate::split_map::SplitMap;
+use crate::store::{Snapshot, Touched};
 
 pub(crate) mod answer_path;
 pub(crate) mod companion;
@@ -30,209 +22,150 @@ pub(crate) mod ipvs;
 pub(crate) mod linux;
 pub(crate) mod userspace;
 
-/// The most Ops of one call, if the dataplane does not sort them itself.
-///
-/// It bounds the memory of the first round. One system call takes 128, so larger parts would save few
-/// calls.
-const MAX_OPS: usize = 2_048;
+/// The plan, and what it was made from.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned<'a> {
+    /// The API objects.
+    pub snapshot: &'a Snapshot,
+    /// This machine.
+    pub machine: &'a Machine,
+    /// The planner, with the plan.
+    pub planner: &'a Planner,
+}
 
-/// A kernel with virtual servers, service addresses and packet rules.
+impl<'a> Planned<'a> {
+    /// Returns the plan.
+    pub fn desired(self) -> &'a Desired {
+        self.planner.desired()
+    }
+
+    /// Returns the choices of the operator.
+    pub fn config(self) -> &'a PlanConfig {
+        self.planner.config()
+    }
+}
+
+/// How much a round compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// The frontends that events touched, and what has due work.
+    Pending,
+    /// Everything, after reading the kernel back.
+    All,
+}
+
+/// What serves the plan. A round calls `begin`, `follow`, `observe`, `follow`, `retire`, `changes` and `apply`, in
+/// this order.
+///
+/// Where a dataplane cannot serve a part of the plan, it changes its [`Capabilities`], and the planner plans again.
 pub trait Dataplane {
+    /// The changes of a round, in the order in which they are applied.
+    type Changes;
+    /// The result of a round.
+    type Applied;
+
     /// Reads the machine's own addresses.
     ///
     /// # Errors
     /// If they cannot be read.
     fn machine(&mut self) -> Result<Machine, Failure>;
 
-    /// Returns what this dataplane can do on `machine`. Missing schedulers are not among it ([`Self::has_scheduler`]).
-    fn capabilities(&mut self, machine: &Machine) -> Capabilities {
-        let _ = machine;
-        Capabilities::default()
-    }
+    /// Returns what this dataplane can do. The planner respects it.
+    fn capabilities(&self) -> &Capabilities;
 
-    /// Reads each link's first IPv4 address that is not link-local, by the link's name.
-    ///
-    /// # Errors
-    /// If they cannot be read.
-    fn link_addresses(&mut self) -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {
-        Ok(BTreeMap::new())
-    }
+    /// Returns whether the observed state can be trusted, so that a round of extent `Pending` is possible.
+    fn is_known(&self) -> bool;
 
-    /// Returns a new key of firewall marks, which nobody can predict.
-    ///
-    /// # Errors
-    /// If the kernel gives no random bytes.
-    fn draw_mark_key(&mut self) -> Result<MarkKey, Failure>;
-
-    /// Calls `each` once for every virtual server of the network namespace, owned or foreign.
-    ///
-    /// Virtual servers of `known`, some of which need not exist, are never missing. Another one may be while
-    /// a second program changes virtual servers ([`ipvs_netlink::Client::walk`]).
-    ///
-    /// The order is arbitrary. Memory does not grow with the number of virtual servers.
-    ///
-    /// # Errors
-    /// If any part cannot be read whole.
-    fn virtual_servers(
-        &mut self,
-        known: &mut dyn Iterator<Item = ServiceKey>,
-        each: &mut dyn FnMut(CountedServer),
-    ) -> Result<(), Failure>;
-
-    /// Returns whether a cheap look at this portion of the kernel's table shows the `expected` virtual
-    /// servers, owned and foreign: all of them if it is the whole table.
-    ///
-    /// `false`: something differs, or the look failed. The look shows addresses, schedulers, one-packet
-    /// scheduling, affinity, forwarding methods and weights. It does not show other scheduler flags, the
-    /// persistence engine, thresholds and tunnel parameters.
-    fn shows_virtual_servers(
-        &mut self,
-        expected: &SplitMap<ServiceKey, ObservedServer>,
-        portion: Portion,
-    ) -> bool;
-
-    /// Reads one virtual server; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// If it cannot be read whole.
-    fn virtual_server(&mut self, key: &ServiceKey) -> Result<Option<CountedServer>, Failure>;
-
-    /// Reads the service addresses and their device.
-    ///
-    /// # Errors
-    /// If they cannot be read whole.
-    fn addresses(&mut self) -> Result<LocalAddresses, Failure>;
-
-    /// Returns whether the state serves clients while no process of ours runs.
-    fn serves_alone(&self) -> bool {
-        true
-    }
-
-    /// Reads the state that [`crate::diff`] compares with what is `wanted`.
-    ///
-    /// No virtual server that is desired or of `known` is missing. Destinations that equal the desired ones
-    /// share their memory.
-    ///
-    /// # Errors
-    /// If any part cannot be read whole.
-    fn observe(
-        &mut self,
-        wanted: Wanted<'_>,
-        known: &mut dyn Iterator<Item = ServiceKey>,
-    ) -> Result<Observed, Failure> {
-        let mut observed = Observed::default();
-        let servers = &mut observed.virtual_servers;
-        let mut known = wanted.keys().chain(known);
-        self.virtual_servers(&mut known, &mut |found| {
-            let mut server = found.server;
-            if let Some(wanted) = wanted.get(&found.key) {
-                server.destinations.settle(wanted.endpoints);
-            }
-            servers.insert(found.key, server);
-        })?;
-        servers.pack();
-        observed.replace_addresses(self.addresses()?);
-        Ok(observed)
-    }
-
-    /// Returns the generation of the namespace's packet rules; `None` if our table does not exist.
-    ///
-    /// Each transaction of any program changes the generation.
+    /// Returns whether the kernel serves with anything of ours, perhaps of an earlier process.
     ///
     /// # Errors
     /// If it cannot be read.
-    fn rules_generation(&mut self) -> Result<Option<u32>, Failure>;
+    fn has_own_state(&mut self, planned: Planned<'_>) -> Result<bool, Failure>;
 
-    /// Applies `commands`, which lead to `table`, to our packet rules in one transaction.
-    ///
-    /// Commands that do not fit the kernel's rules fail, or lead to [`Dataplane::replace_rules`].
-    /// Returns the generation in which the kernel has exactly `table`; `None` if it is unknown.
+    /// Begins a round, before planning. `touched` are the Services that events touched.
     ///
     /// # Errors
-    /// If the kernel refuses, or its answer is lost. Its rules are unknown then.
-    fn change_rules(
+    /// If the kernel cannot be read.
+    fn begin(
         &mut self,
-        table: &nftables::Table,
-        commands: &[nftables::Command],
-    ) -> Result<Option<u32>, Failure>;
+        planned: Planned<'_>,
+        touched: &Touched,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<(), Failure>;
 
-    /// Reads our packet rules back and changes what differs from `table`.
-    ///
-    /// Returns a generation as [`Dataplane::change_rules`] does.
+    /// Follows a change of the plan. Returns whether the capabilities changed, so that the plan must be made again.
+    fn follow(&mut self, planned: Planned<'_>, changed: &Changed, now: Duration) -> bool;
+
+    /// Reads the kernel: all of it, or what is due. Returns whether the capabilities changed.
     ///
     /// # Errors
-    /// If the kernel refuses, or its answer is lost.
-    fn replace_rules(&mut self, table: &nftables::Table) -> Result<Option<u32>, Failure>;
+    /// If the kernel cannot be read.
+    fn observe(
+        &mut self,
+        planned: Planned<'_>,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<bool, Failure>;
 
-    /// Deletes our packet rules, if they exist.
+    /// Begins what leaves the plan gradually, such as drains. Returns the service addresses that stay local because of
+    /// it.
     ///
     /// # Errors
-    /// If the kernel refuses, or its answer is lost.
-    fn delete_rules(&mut self) -> Result<(), Failure>;
+    /// If the kernel cannot be read.
+    fn retire(
+        &mut self,
+        planned: Planned<'_>,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<BTreeSet<IpAddr>, Failure>;
 
-    /// Deletes exactly the stale flows from connection tracking.
+    /// Returns the changes from the observed state to the plan.
     ///
     /// # Errors
-    /// If the kernel refuses. Some flows may be deleted then.
-    fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure>;
+    /// If the kernel cannot be read.
+    fn changes(
+        &mut self,
+        planned: Planned<'_>,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<Self::Changes, Failure>;
 
-    /// Copies the admissions of the changed frontends from the plan.
-    ///
-    /// Only for a dataplane that decides about clients itself. With IPVS, packet rules decide.
-    fn admit(&mut self, wanted: Wanted<'_>, changed: &Changed) {
-        let _ = (wanted, changed);
-    }
+    /// Applies the changes. A failed one is tried again by a later round.
+    fn apply(
+        &mut self,
+        planned: Planned<'_>,
+        changes: Self::Changes,
+        extent: Extent,
+        now: Duration,
+    ) -> Self::Applied;
+
+    /// Returns when a round has work even without an event, in time since boot.
+    fn next_due(&self) -> Option<Duration>;
+
+    /// Returns the Problems of this node, which are few.
+    fn problems_of_node(&self, planned: Planned<'_>) -> Vec<Problem>;
 
     /// Returns the parts of the plan that this dataplane leaves out, and why.
-    fn problems(&self, wanted: Wanted<'_>) -> Vec<Problem> {
-        let _ = wanted;
-        Vec::new()
-    }
+    fn problems(&self, planned: Planned<'_>) -> Vec<Problem>;
 
     /// Returns a number that increases when [`Dataplane::problems`] may have changed.
-    fn problems_revision(&self) -> u64 {
-        0
-    }
+    fn problems_revision(&self) -> u64;
 
-    /// Returns whether the kernel has the scheduler `name`, without a change of any virtual server.
-    ///
-    /// `None` if the kernel cannot tell. Then only an Op shows it ([`Failure::is_scheduler_missing`]).
-    ///
-    /// # Errors
-    /// If the request fails.
-    fn has_scheduler(&mut self, name: SchedulerName) -> Result<Option<bool>, Failure>;
+    /// Returns why the kernel refuses so much that the whole node is unhealthy.
+    fn refusal(&self, planned: Planned<'_>) -> Option<String>;
 
-    /// Returns the most Ops that one call of [`Dataplane::apply`] should get. It bounds the memory for them.
-    fn most_ops(&self) -> usize {
-        MAX_OPS
-    }
+    /// Notes that another program changed our packet rules, so that the next round repairs them.
+    fn distrust_rules(&mut self);
 
-    /// Applies `ops` in order and returns the outcome of each.
-    ///
-    /// After a failed Op, the following ones are applied all the same.
-    fn apply(&mut self, ops: &[Op]) -> Vec<Outcome>;
+    /// Notes that another program changed service addresses or their device, so that the next round repairs them.
+    fn distrust_addresses(&mut self);
+
+    /// Returns whether another program changed our packet rules since our last write; then the next round repairs them.
+    fn finds_changed_rules(&mut self) -> bool;
 }
 
-/// The portion of the kernel's virtual servers that a look compares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Portion {
-    /// The first few in the kernel's order. They show that the table was flushed.
-    Beginning,
-    /// All.
-    Whole,
-}
-
-impl Portion {
-    /// Returns the number of virtual servers after which the look ends.
-    fn limit(self) -> usize {
-        match self {
-            Self::Beginning => 5,
-            Self::Whole => usize::MAX,
-        }
-    }
-}
-
-/// The outcome of an [`Op`].
+/// The outcome of a change.
 ///
 /// The failure is boxed, because a round may have 100,000 outcomes and nearly all are `Ok`.
 pub type Outcome = Result<(), Box<Failure>>;
@@ -259,7 +192,7 @@ impl Failure {
 
     /// Returns whether the kernel lacks the scheduler of a virtual server.
     ///
-    /// Only valid for [`Op::AddService`] and [`Op::SetService`]; other requests fail with the same error
+    /// Only valid for Ops that add or set a virtual server; other requests fail with the same error
     /// number for other reasons.
     pub fn is_scheduler_missing(&self) -> bool {
         self.errno == Some(Errno::NOENT)

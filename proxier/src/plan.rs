@@ -101,13 +101,8 @@ pub struct Machine {
     /// The addresses of the devices in `--yield-devices`, each with its device. No virtual server is
     /// programmed there, because programs behind these devices serve them. Not in `addresses`.
     pub yielded: BTreeMap<IpAddr, Arc<str>>,
-    /// Addresses at which an earlier process served node ports; used until the Node object arrives.
-    /// Without them, `--nodeport-addresses=primary` would delete all node ports until then.
-    pub node_port_addresses: BTreeSet<IpAddr>,
     /// Addresses of other machines that no object tells.
     pub peers: Peers,
-    /// The frontends that another program serves, where Services ask for them. They are left alone.
-    pub foreign: BTreeSet<Frontend>,
 }
 
 /// What a dataplane can do, as far as the plan depends on it. The default is that of IPVS.
@@ -122,6 +117,11 @@ pub struct Capabilities {
     /// Whether affinity with a timeout works everywhere. With IPVS it does not for clients inside the cluster at frontends
     /// with policy Local, nor at port 21 of this node's addresses.
     pub has_full_affinity: bool,
+    /// The frontends that another program serves, where Services ask for them. They are left alone.
+    pub foreign: BTreeSet<Frontend>,
+    /// Addresses at which an earlier process served node ports; used until the Node object arrives.
+    /// Without them, `--nodeport-addresses=primary` would delete all node ports until then.
+    pub node_port_addresses: BTreeSet<IpAddr>,
 }
 
 /// What a relay can do.

@@ -32,7 +32,7 @@ pub mod daemon {
 
 pub mod dataplane {
     //! The kernel behind a trait.
-    pub use crate::dataplane::{Dataplane, Failure, Outcome, Portion};
+    pub use crate::dataplane::{Dataplane, Extent, Failure, Outcome, Planned};
 
     pub mod answer_path {
         //! The way of answers to clients' addresses.
@@ -42,7 +42,8 @@ pub mod dataplane {
     pub mod ipvs {
         //! The plan in the terms of IPVS.
         pub use crate::dataplane::ipvs::{
-            Admission, InsideMarks, KernelParts, MarkedClients, Wanted, WantedServer,
+            Admission, Applied, InsideMarks, Ipvs, Kernel, KernelParts, MarkedClients, Portion,
+            Wanted, WantedServer,
         };
     }
 
@@ -175,7 +176,7 @@ pub mod store {
 
 pub mod sync {
     //! Rounds.
-    pub use crate::sync::{Applied, Error, Proxier};
+    pub use crate::sync::Proxier;
 }
 
 pub mod sysctl {

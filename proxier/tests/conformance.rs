@@ -7,10 +7,10 @@
 use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
+use proxier::testing::dataplane::Outcome;
 use proxier::testing::dataplane::fake::FakeKernel;
-use proxier::testing::dataplane::ipvs::Wanted;
+use proxier::testing::dataplane::ipvs::{Kernel, Wanted};
 use proxier::testing::dataplane::linux::Linux;
-use proxier::testing::dataplane::{Dataplane, Outcome};
 use proxier::testing::observed::{Carrier, LocalAddresses, Observed};
 use proxier::testing::op::Op;
 use proxier::testing::plan::ServiceAddresses;
@@ -36,12 +36,12 @@ fn a_real_kernel_with_routes_on_the_loopback_device_conforms() {
     lab::test(|| cases(&mut Linux::open(ServiceAddresses::Loopback).unwrap()));
 }
 
-fn suite(kernel: &mut dyn Dataplane) {
+fn suite(kernel: &mut dyn Kernel) {
     the_carrier_exists_once_and_holds_the_addresses(kernel);
     cases(kernel);
 }
 
-fn cases(kernel: &mut dyn Dataplane) {
+fn cases(kernel: &mut dyn Kernel) {
     for case in [
         services_exist_once_until_they_are_deleted,
         destinations_exist_once_until_they_are_deleted,
@@ -57,7 +57,7 @@ fn cases(kernel: &mut dyn Dataplane) {
 }
 
 /// Leaves the carrier, which the next cases need.
-fn the_carrier_exists_once_and_holds_the_addresses(kernel: &mut dyn Dataplane) {
+fn the_carrier_exists_once_and_holds_the_addresses(kernel: &mut dyn Kernel) {
     let v4: IpAddr = "10.96.0.1".parse().unwrap();
     let v6: IpAddr = "fd00::1".parse().unwrap();
     let carrier = Some(Carrier {
@@ -85,14 +85,14 @@ fn the_carrier_exists_once_and_holds_the_addresses(kernel: &mut dyn Dataplane) {
     check(kernel, &[(Op::AddCarrier, None)]);
 }
 
-fn observe(kernel: &mut dyn Dataplane) -> Observed {
+fn observe(kernel: &mut dyn Kernel) -> Observed {
     let (desired, marks) = Default::default();
     let nothing = Wanted::new(&desired, &marks);
     kernel.observe(nothing, &mut std::iter::empty()).unwrap()
 }
 
 /// Deletes everything but the carrier, for the next case.
-fn clear(kernel: &mut dyn Dataplane) {
+fn clear(kernel: &mut dyn Kernel) {
     let observed = observe(kernel);
     let mut ops: Vec<Op> = observed.addresses.keys().map(Op::DeleteAddress).collect();
     ops.extend(observed.virtual_servers.keys().map(Op::DeleteService));
@@ -125,13 +125,13 @@ fn errnos(outcomes: &[Outcome]) -> Vec<Option<Errno>> {
 }
 
 /// Applies the Ops one by one and compares the error numbers.
-fn check(kernel: &mut dyn Dataplane, steps: &[(Op, Option<Errno>)]) {
+fn check(kernel: &mut dyn Kernel, steps: &[(Op, Option<Errno>)]) {
     for (op, expected) in steps {
         assert_eq!(errnos(&kernel.apply(&[*op])), [*expected], "{op}");
     }
 }
 
-fn services_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
+fn services_exist_once_until_they_are_deleted(kernel: &mut dyn Kernel) {
     let rr = service("10.96.0.1:80", "rr");
     let mut sticky = service("10.96.0.1:80", "wlc");
     sticky.flags = ipvs::ServiceFlags::PERSISTENT;
@@ -162,7 +162,7 @@ fn services_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
     );
 }
 
-fn destinations_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
+fn destinations_exist_once_until_they_are_deleted(kernel: &mut dyn Kernel) {
     let key = key("10.96.0.1:80");
     let one = destination("10.244.0.1:8080", 1);
     let heavy = destination("10.244.0.1:8080", 7);
@@ -198,7 +198,7 @@ fn destinations_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
     );
 }
 
-fn weights_and_families_are_checked(kernel: &mut dyn Dataplane) {
+fn weights_and_families_are_checked(kernel: &mut dyn Kernel) {
     let key = key("10.96.0.1:80");
     check(
         kernel,
@@ -220,7 +220,7 @@ fn weights_and_families_are_checked(kernel: &mut dyn Dataplane) {
     );
 }
 
-fn addresses_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
+fn addresses_exist_once_until_they_are_deleted(kernel: &mut dyn Kernel) {
     let v4: IpAddr = "10.96.0.1".parse().unwrap();
     let v6: IpAddr = "fd00::1".parse().unwrap();
     check(
@@ -243,7 +243,7 @@ fn addresses_exist_once_until_they_are_deleted(kernel: &mut dyn Dataplane) {
     assert!(observe(kernel).addresses.is_empty());
 }
 
-fn a_failing_op_does_not_stop_the_others(kernel: &mut dyn Dataplane) {
+fn a_failing_op_does_not_stop_the_others(kernel: &mut dyn Kernel) {
     let key = key("10.96.0.1:80");
     let ops = [
         Op::AddService(service("10.96.0.1:80", "rr")),
@@ -265,7 +265,7 @@ fn a_failing_op_does_not_stop_the_others(kernel: &mut dyn Dataplane) {
 }
 
 /// Kernels list destinations in their own order; observed ones are sorted by key.
-fn observed_destinations_are_sorted(kernel: &mut dyn Dataplane) {
+fn observed_destinations_are_sorted(kernel: &mut dyn Kernel) {
     let key = key("10.96.0.1:80");
     kernel.apply(&[Op::AddService(service("10.96.0.1:80", "rr"))]);
     let ops: Vec<Op> = (1..=250)
@@ -281,7 +281,7 @@ fn observed_destinations_are_sorted(kernel: &mut dyn Dataplane) {
     assert_eq!(ports, (1..=250).collect::<Vec<u16>>());
 }
 
-fn an_unknown_scheduler_is_rejected(kernel: &mut dyn Dataplane) {
+fn an_unknown_scheduler_is_rejected(kernel: &mut dyn Kernel) {
     let unknown = service("10.96.0.1:80", "nosuch");
     check(kernel, &[(Op::AddService(unknown), Some(Errno::NOENT))]);
     assert_eq!(

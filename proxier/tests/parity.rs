@@ -9,7 +9,7 @@ mod world;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
-use proxier::testing::dataplane::Dataplane;
+use proxier::testing::dataplane::ipvs::Kernel;
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::dataplane::userspace::Userspace;
 use proxier::testing::plan::ServiceAddresses;
@@ -39,7 +39,7 @@ const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 /// Runs `script` in a network of its own with IPVS, in another one with the relay, and returns what both
 /// recorded.
-fn both<T: Send>(script: impl Fn(&mut dyn Dataplane) -> T + Sync) -> [T; 2] {
+fn both<T: Send>(script: impl Fn(&mut dyn Kernel) -> T + Sync) -> [T; 2] {
     let kernel = lab::in_fresh_network(|| {
         let mut linux = Linux::open(ServiceAddresses::default()).unwrap();
         script(&mut linux)

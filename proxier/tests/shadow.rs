@@ -143,7 +143,7 @@ fn compare_with(kernel: FakeKernel, documents: &str, ranges: Vec<Cidr>) -> (Stri
         comparison = comparison.writing_rules(&view);
     }
     let texts = (shadow::changes(&comparison), shadow::findings(&comparison));
-    assert_eq!(proxier.dataplane().writes, 0);
+    assert_eq!(proxier.kernel().writes, 0);
     texts
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use api_server::Manifest;
 use nftables::Table;
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
+use proxier::testing::dataplane::ipvs::Ipvs;
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::ledger::LedgerFile;
 use proxier::testing::manifests;
@@ -27,7 +28,7 @@ fn api_service() -> [Manifest; 2] {
 }
 
 /// Programs `kernel` for the conformance cluster. The kernel accepts only the first `writes` writes.
-fn programmed(mut kernel: FakeKernel, writes: usize) -> Proxier<FakeKernel> {
+fn programmed(mut kernel: FakeKernel, writes: usize) -> Proxier<Ipvs<FakeKernel>> {
     for number in writes..1_000 {
         kernel.faults.insert(number, Fault::Refused);
     }
@@ -62,7 +63,7 @@ fn programmed(mut kernel: FakeKernel, writes: usize) -> Proxier<FakeKernel> {
 /// Returns the service addresses and the rules of a kernel that accepted `writes` writes.
 fn after(writes: usize) -> (Vec<IpAddr>, String) {
     let mut proxier = programmed(FakeKernel::default(), writes);
-    let kernel = proxier.dataplane();
+    let kernel = proxier.kernel();
     let addresses = kernel.state.addresses.keys().collect();
     let rules = kernel.rules.clone().unwrap_or_default();
     (addresses, rules.named("rules").to_string())
@@ -88,6 +89,6 @@ fn existing_rules_are_replaced_in_one_transaction() {
         ..FakeKernel::default()
     };
     let mut proxier = programmed(kernel, 1);
-    let rules = proxier.dataplane().rules.clone().unwrap();
+    let rules = proxier.kernel().rules.clone().unwrap();
     assert_eq!(&rules, proxier.filter().unwrap().table());
 }

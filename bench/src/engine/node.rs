@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use proxier::testing::daemon::{Daemon, Message, Periods};
-use proxier::testing::dataplane::Dataplane;
+use proxier::testing::dataplane::ipvs::{Ipvs, Kernel};
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::ledger::LedgerFile;
 use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
@@ -56,19 +56,19 @@ fn config() -> anyhow::Result<PlanConfig> {
 }
 
 /// A daemon that has programmed a cluster; the caller advances its time.
-pub(crate) struct Node<D> {
-    daemon: Daemon<D>,
+pub(crate) struct Node<K> {
+    daemon: Daemon<Ipvs<K>>,
     interner: Interner,
     now: Duration,
     state: PathBuf,
 }
 
-impl<D: Dataplane> Node<D> {
+impl<K: Kernel> Node<K> {
     /// Programs `cluster` into `dataplane`.
-    pub(crate) fn start(dataplane: D, cluster: Cluster) -> anyhow::Result<Self> {
+    pub(crate) fn start(kernel: K, cluster: Cluster) -> anyhow::Result<Self> {
         let config = config()?;
         let state = process::temporary("state");
-        let proxier = Proxier::new(dataplane, config, LedgerFile::new(&state))?
+        let proxier = Proxier::new(kernel, config, LedgerFile::new(&state))?
             .filtering(FilterConfig::default());
         let periods = Periods {
             // So long that only `read_back` starts a resync.
@@ -114,7 +114,7 @@ impl<D: Dataplane> Node<D> {
     }
 }
 
-impl<D> Drop for Node<D> {
+impl<K> Drop for Node<K> {
     fn drop(&mut self) {
         // An error leaves only a file in the directory for temporary files.
         let _ = std::fs::remove_file(&self.state);
@@ -135,8 +135,8 @@ pub(crate) trait Observer {
 }
 
 /// Adds and removes an endpoint `times` times, each time at another Service.
-pub(crate) fn change<D: Dataplane>(
-    node: &mut Node<D>,
+pub(crate) fn change<K: Kernel>(
+    node: &mut Node<K>,
     cluster: Cluster,
     times: u32,
     observer: &mut impl Observer,
@@ -161,19 +161,19 @@ pub(crate) fn change<D: Dataplane>(
 // code.
 
 #[inline(never)]
-fn added<D: Dataplane>(node: &mut Node<D>, slice: &[u8]) -> anyhow::Result<()> {
+fn added<K: Kernel>(node: &mut Node<K>, slice: &[u8]) -> anyhow::Result<()> {
     black_box(Step::Added);
     node.receive(slice)
 }
 
 #[inline(never)]
-fn drained<D: Dataplane>(node: &mut Node<D>, slice: &[u8]) -> anyhow::Result<()> {
+fn drained<K: Kernel>(node: &mut Node<K>, slice: &[u8]) -> anyhow::Result<()> {
     black_box(Step::Drained);
     node.receive(slice)
 }
 
 #[inline(never)]
-fn deleted<D: Dataplane>(node: &mut Node<D>) -> anyhow::Result<()> {
+fn deleted<K: Kernel>(node: &mut Node<K>) -> anyhow::Result<()> {
     black_box(Step::Deleted);
     node.round()
 }

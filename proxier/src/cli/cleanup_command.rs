@@ -18,8 +18,8 @@ use clap::{Args, ValueEnum};
 
 use super::{DurationFlag, ExcludeFlags, ServiceAddressesFlag, StateFlags, print};
 use crate::clock;
-use crate::dataplane::Dataplane as _;
 use crate::dataplane::answer_path::AnswerPath;
+use crate::dataplane::ipvs::{Ipvs, Kernel as _, Outcomes};
 use crate::dataplane::linux::Linux;
 use crate::explain::report::NamedOp;
 use crate::filter;
@@ -30,7 +30,7 @@ use crate::model::Cidr;
 use crate::namespace_lock::NamespaceLock;
 use crate::op::{AddressForm, Op};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use crate::sync::{Outcomes, Proxier};
+use crate::sync::Proxier;
 use successor::Successor;
 
 mod handover;
@@ -149,7 +149,7 @@ impl Flags {
 struct Cleanup<'a> {
     flags: &'a Flags,
     scope: CleanupScope,
-    proxier: Proxier<Linux>,
+    proxier: Proxier<Ipvs<Linux>>,
     foreign_chains: ForeignChains,
     mark_chains: MarkChains,
     answer_path: AnswerPath,
@@ -305,7 +305,7 @@ impl<'a> Cleanup<'a> {
 
     /// Applies and reports Ops. Returns whether all succeeded.
     fn apply(&mut self, ops: &[Op]) -> bool {
-        let outcomes: Outcomes = self.proxier.dataplane().apply(ops).into_iter().collect();
+        let outcomes: Outcomes = self.proxier.kernel().apply(ops).into_iter().collect();
         self.report(ops.iter().copied(), &outcomes);
         for failure in outcomes.failures() {
             tracing::error!("{failure}");
@@ -325,7 +325,7 @@ impl<'a> Cleanup<'a> {
 
     /// Removes our packet rules.
     fn remove_rules(&mut self) -> anyhow::Result<()> {
-        self.proxier.dataplane().delete_rules()?;
+        self.proxier.kernel().delete_rules()?;
         for line in self.answer_path.remove()?.lines() {
             tracing::info!("removed {line}");
         }
@@ -348,7 +348,7 @@ impl<'a> Cleanup<'a> {
     /// Returns a failure if virtual servers are left, because without the ledger some of them may be ours.
     fn check_left(&mut self) -> anyhow::Result<ExitCode> {
         let mut left = BTreeSet::new();
-        let linux = self.proxier.dataplane();
+        let linux = self.proxier.kernel();
         linux.virtual_servers(&mut iter::empty(), &mut |found| _ = left.insert(found.key))?;
         if left.is_empty() {
             return Ok(ExitCode::SUCCESS);

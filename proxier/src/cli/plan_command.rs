@@ -11,8 +11,8 @@ use super::dataplane_flags::DataplaneKind;
 use super::{NodeFlags, Setup, StateFlags, json, print};
 use crate::clock;
 use crate::daemon::{Daemon, Periods, QUEUE_LENGTH};
-use crate::dataplane::Dataplane;
 use crate::dataplane::fake::FakeKernel;
+use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::explain::report::{self, JsonChanges, JsonFindings, JsonReport, NamedOp};
 use crate::explain::shadow::{Compared, Comparison};
 use crate::filter::{self, Filter};
@@ -109,19 +109,19 @@ impl Flags {
                 // replace them.
                 let node = proxier.snapshot().node();
                 let addresses = node.map(|node| node.addresses.iter().copied().collect());
-                proxier.dataplane().machine.addresses = addresses.unwrap_or_default();
+                proxier.kernel().machine.addresses = addresses.unwrap_or_default();
                 self.print(proxier)
             }
         }
     }
 
     /// Returns a proxier after it received its complete input.
-    fn proxier<D: Dataplane>(
+    fn proxier<K: Kernel>(
         &self,
         setup: &Setup,
-        dataplane: D,
+        dataplane: K,
         ledger: LedgerFile,
-    ) -> anyhow::Result<Proxier<D>> {
+    ) -> anyhow::Result<Proxier<Ipvs<K>>> {
         let proxier = Proxier::new(dataplane, setup.plan.clone(), ledger)?
             .filtering(self.node.packets.config(&setup.settings)?)
             .excluding(setup.settings.exclude.clone())
@@ -144,7 +144,7 @@ impl Flags {
         Ok(proxier)
     }
 
-    fn print<D: Dataplane>(&self, mut proxier: Proxier<D>) -> anyhow::Result<ExitCode> {
+    fn print<K: Kernel>(&self, mut proxier: Proxier<Ipvs<K>>) -> anyhow::Result<ExitCode> {
         let preview = proxier.preview(clock::since_boot())?;
         let problems = proxier.problems();
         // The JSON output lists them.
@@ -177,7 +177,7 @@ impl Flags {
     }
 }
 
-fn compare<D: Dataplane>(preview: &Preview, proxier: &Proxier<D>) -> Comparison {
+fn compare<K: Kernel>(preview: &Preview, proxier: &Proxier<Ipvs<K>>) -> Comparison {
     let view = Compared {
         snapshot: proxier.snapshot(),
         planner: proxier.planner(),
@@ -193,7 +193,7 @@ fn compare<D: Dataplane>(preview: &Preview, proxier: &Proxier<D>) -> Comparison 
 }
 
 /// Returns the changes in order, with the names of their Services.
-fn ops<D: Dataplane>(preview: &Preview, proxier: &Proxier<D>) -> String {
+fn ops<K: Kernel>(preview: &Preview, proxier: &Proxier<Ipvs<K>>) -> String {
     let rules = match preview.changes_rules {
         true => format!("set packet rules: table inet {}\n", filter::TABLE),
         false => String::new(),
@@ -207,7 +207,7 @@ fn nft(filter: &Filter) -> String {
     filter.table().named(filter::TABLE).to_string()
 }
 
-fn problems<D: Dataplane>(proxier: &Proxier<D>) -> String {
+fn problems<K: Kernel>(proxier: &Proxier<Ipvs<K>>) -> String {
     let problems = proxier.problems();
     let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
     lines.join("; ")

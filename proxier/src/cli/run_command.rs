@@ -22,8 +22,8 @@ use super::{
 };
 use crate::cli::config::{NodeSettings, Resolved};
 use crate::daemon::{Daemon, Message, Periods, QUEUE_LENGTH};
-use crate::dataplane::Dataplane;
 use crate::dataplane::companion::Companion;
+use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::dataplane::linux::{Linux, monitor};
 use crate::filter::FilterConfig;
 use crate::host::predecessor::MarkChainUse;
@@ -171,7 +171,7 @@ impl Flags {
             .filtering(packets)
             .excluding(settings.exclude.clone())
             .ignoring_external_ips(settings.ignores_external_ips);
-        let equip = |mut daemon: Daemon<Companion>| {
+        let equip = |mut daemon: Daemon<Ipvs<Companion>>| {
             let treatments = self.forward.treatments(&self.node.packets.input);
             daemon = daemon
                 .setting(kernel_settings(&self.sysctl(setup)))
@@ -194,7 +194,7 @@ impl Flags {
         let (daemon, code) = self.run_daemon(proxier, DataplaneKind::Ipvs, start, inbox, equip)?;
         tracing::info!("stopping; the kernel keeps its state and continues to serve");
         let patience = self.dataplane.stop_timeout();
-        daemon.into_proxier().into_dataplane().stop(patience);
+        daemon.into_proxier().into_dataplane().kernel.stop(patience);
         Ok(code)
     }
 
@@ -219,7 +219,7 @@ impl Flags {
             self.run_daemon(proxier, DataplaneKind::Userspace, start, inbox, Ok)?;
         let patience = self.dataplane.stop_timeout();
         tracing::info!("stopping; waiting up to {patience:?} for open connections");
-        daemon.into_proxier().into_dataplane().stop(patience);
+        daemon.into_proxier().into_dataplane().kernel.stop(patience);
         Ok(code)
     }
 
@@ -232,14 +232,14 @@ impl Flags {
     }
 
     /// Makes rounds until the process is stopped. Returns the daemon and the exit code.
-    fn run_daemon<D: Dataplane>(
+    fn run_daemon<K: Kernel>(
         &self,
-        proxier: Proxier<D>,
+        proxier: Proxier<Ipvs<K>>,
         kind: DataplaneKind,
         start: Start<'_>,
         inbox: Inbox,
-        equip: impl FnOnce(Daemon<D>) -> anyhow::Result<Daemon<D>>,
-    ) -> anyhow::Result<(Daemon<D>, ExitCode)> {
+        equip: impl FnOnce(Daemon<Ipvs<K>>) -> anyhow::Result<Daemon<Ipvs<K>>>,
+    ) -> anyhow::Result<(Daemon<Ipvs<K>>, ExitCode)> {
         let Start {
             resolved,
             setup,

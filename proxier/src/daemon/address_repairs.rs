@@ -1,7 +1,7 @@
 //! The log line of repaired service addresses.
 
+use crate::dataplane::ipvs::Applied;
 use crate::op::Op;
-use crate::sync::Applied;
 
 /// The maximum number of addresses that the line names.
 const SAMPLES: usize = 5;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::dataplane::Failure;
+use crate::dataplane::ipvs::Applied;
 use crate::observe::serve::BindFailures;
 use crate::problem::Problem;
 use crate::sources::events::{self, Notice};
 use crate::sources::watch::Watch;
-use crate::sync::Applied;
 
 /// The present failures of this node, and the time of its start.
 #[derive(Debug)]

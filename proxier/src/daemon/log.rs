@@ -11,13 +11,15 @@ use tracing::Level;
 use super::address_repairs;
 use crate::conditions::{Coverage, LastingConditions};
 use crate::conntrack::Swept;
-use crate::dataplane::{Dataplane, Failure};
+use crate::dataplane::Failure;
+use crate::dataplane::ipvs::Applied;
+use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::explain::report::NamedOp;
 use crate::host::sysctl;
 use crate::host::{ChainReport, ForeignHook, MarkReport};
 use crate::op::Op;
 use crate::problem::Problem;
-use crate::sync::{Applied, Proxier};
+use crate::sync::Proxier;
 use nftables::Tampering;
 
 /// The maximum number of Ops of a round that are logged at level `info`. If a round has more, all its Ops
@@ -56,10 +58,10 @@ pub(super) struct RoundLog {
 
 impl RoundLog {
     /// Logs a round at `now`. Returns whether all of it took effect.
-    pub(super) fn round<D: Dataplane>(
+    pub(super) fn round<K: Kernel>(
         &mut self,
         applied: &Applied,
-        proxier: &Proxier<D>,
+        proxier: &Proxier<Ipvs<K>>,
         problems: &Arc<[Problem]>,
         now: Duration,
     ) -> bool {
@@ -295,10 +297,10 @@ impl RoundLog {
     }
 
     /// Logs the Ops of a round. Returns the number of repairs.
-    fn ops<D: Dataplane>(
+    fn ops<K: Kernel>(
         &mut self,
         applied: &Applied,
-        proxier: &Proxier<D>,
+        proxier: &Proxier<Ipvs<K>>,
         now: Duration,
     ) -> usize {
         let is_short = applied.ops.len() <= MAX_LINES;

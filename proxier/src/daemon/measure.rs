@@ -5,15 +5,17 @@ use std::time::{Duration, SystemTime};
 
 use metrics::{counter, gauge};
 
-use crate::dataplane::Dataplane;
+use crate::dataplane::Extent;
+use crate::dataplane::ipvs::Applied;
 use crate::dataplane::ipvs::Wanted;
+use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::model::{Family, TrafficPolicy};
 use crate::observe::instruments::{FAMILIES, family_name};
 use crate::op::Op;
 use crate::plan::{Availability, Scope};
 use crate::problem::Problem;
 use crate::store::{Event, Update};
-use crate::sync::{Applied, Extent, Proxier};
+use crate::sync::Proxier;
 
 mod series;
 
@@ -89,10 +91,10 @@ impl Meter {
     }
 
     /// Records a round that did not fail as a whole.
-    pub(super) fn round<D: Dataplane>(
+    pub(super) fn round<K: Kernel>(
         &mut self,
         applied: &Applied,
-        proxier: &Proxier<D>,
+        proxier: &Proxier<Ipvs<K>>,
         problems: &[Problem],
         extent: Extent,
         took: Duration,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::dataplane::Dataplane;
+use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::observe::health::{Board, NodeState};
 use crate::observe::serve::HealthCheckPorts;
 use crate::observe::traffic::Owners;
@@ -45,7 +45,7 @@ impl Publisher {
     }
 
     /// Publishes the state of our Node.
-    pub(super) fn node<D: Dataplane>(&self, proxier: &Proxier<D>) {
+    pub(super) fn node<K: Kernel>(&self, proxier: &Proxier<Ipvs<K>>) {
         let state = match proxier.snapshot().node() {
             Some(node) if node.is_leaving => NodeState::Leaving,
             Some(_) => NodeState::Staying,
@@ -62,12 +62,13 @@ impl Publisher {
     }
 
     /// Publishes the state after a round: of the kernel, and of the health checks.
-    pub(super) fn end<D: Dataplane>(&self, proxier: &mut Proxier<D>, now: Duration) {
+    pub(super) fn end<K: Kernel>(&self, proxier: &mut Proxier<Ipvs<K>>, now: Duration) {
         let refusal = proxier.refusal();
         let wall = SystemTime::now();
         self.board.change(|facts| facts.end(refusal, now, wall));
         // Only the changes, so that a round for one event does not copy 10,000 entries.
-        let (changed, servers) = proxier.take_changes();
+        let changed = proxier.take_changes();
+        let servers = proxier.dataplane_mut().take_changed_servers();
         let desired = proxier.desired();
         let check = |port: &u16| (*port, desired.health_checks.get(port).cloned());
         self.health_ports

@@ -106,7 +106,7 @@ fn the_monitor_of_packet_rules_starts_after_the_first_write_and_misses_no_change
         assert!(daemon.act(Duration::from_secs(1)));
 
         // Another program changes a rule after our write, and before the monitor listens.
-        daemon.proxier.dataplane().rules_generation += u32::from(is_changed);
+        daemon.proxier.kernel().rules_generation += u32::from(is_changed);
         let (sender, starts) = channel();
         daemon = daemon.monitoring_rules(move || sender.send(()).unwrap());
         assert!(daemon.act(Duration::from_secs(2)));
@@ -122,7 +122,7 @@ fn the_monitor_of_packet_rules_starts_after_the_first_write_and_misses_no_change
 }
 
 /// Returns a daemon after its first round with the objects of a manifest.
-fn daemon_of(cluster: &str, directory: &tempfile::TempDir) -> Daemon<FakeKernel> {
+fn daemon_of(cluster: &str, directory: &tempfile::TempDir) -> Daemon<Ipvs<FakeKernel>> {
     let options = Options {
         service_cidr: Vec::new(),
         node_name: "here".into(),
@@ -183,7 +183,7 @@ fn the_number_of_lines_does_not_depend_on_how_often_another_program_undoes_a_rep
 
     let mut undo = |rounds| {
         for _ in 0..rounds {
-            let state = &mut daemon.proxier.dataplane().state;
+            let state = &mut daemon.proxier.kernel().state;
             state.addresses.clear();
             state.virtual_servers.clear();
             daemon.receive(Message::AddressesChanged);
@@ -191,7 +191,7 @@ fn the_number_of_lines_does_not_depend_on_how_often_another_program_undoes_a_rep
             daemon.next_resync = Duration::ZERO;
             now += REPAIR_PAUSE;
             assert!(daemon.act(now));
-            assert_eq!(daemon.proxier.dataplane().state.addresses.len(), 1);
+            assert_eq!(daemon.proxier.kernel().state.addresses.len(), 1);
         }
         count()
     };

@@ -17,9 +17,10 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use super::ipvs::Wanted;
+use super::ipvs::{Kernel, Portion};
 use super::linux::Linux;
 use super::userspace::Userspace;
-use super::{Dataplane, Failure, Outcome, Portion};
+use super::{Failure, Outcome};
 use crate::conntrack::{Stale, Swept};
 use crate::marks::MarkKey;
 use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
@@ -54,7 +55,7 @@ impl Companion {
     }
 
     /// Returns the dataplane of a virtual server.
-    fn of(&mut self, key: &ipvs::ServiceKey) -> &mut dyn Dataplane {
+    fn of(&mut self, key: &ipvs::ServiceKey) -> &mut dyn Kernel {
         match &mut self.relay {
             Some(relay) if is_relayed(key) => relay,
             _ => &mut self.linux,
@@ -62,7 +63,7 @@ impl Companion {
     }
 }
 
-impl Dataplane for Companion {
+impl Kernel for Companion {
     fn machine(&mut self) -> Result<Machine, Failure> {
         self.linux.machine()
     }
@@ -155,7 +156,7 @@ impl Dataplane for Companion {
 
     fn problems_revision(&self) -> u64 {
         let relay = self.relay.as_ref();
-        relay.map_or(0, Dataplane::problems_revision)
+        relay.map_or(0, Kernel::problems_revision)
     }
 
     fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure> {

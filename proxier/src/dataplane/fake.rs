@@ -9,7 +9,8 @@ use std::fmt::Display;
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
-use super::{Dataplane, Failure, Outcome, Portion};
+use super::ipvs::{Kernel, Portion};
+use super::{Failure, Outcome};
 use crate::conntrack::{Stale, Swept};
 use crate::marks::MarkKey;
 use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
@@ -68,7 +69,7 @@ pub enum Fault {
     RequestLost,
 }
 
-impl Dataplane for FakeKernel {
+impl Kernel for FakeKernel {
     fn machine(&mut self) -> Result<Machine, Failure> {
         Ok(self.machine.clone())
     }

@@ -1,17 +1,389 @@
-//! IPVS: the plan in its terms.
+//! IPVS: virtual servers, service addresses, the packet rules beside them, and the flows that removals leave.
+//!
+//! | step of a round | modules |
+//! |---|---|
+//! | begin | [`schedulers`], [`marking`] (the key of firewall marks) |
+//! | follow | [`marking`], [`inside_marks`], the packet rules |
+//! | observe | [`state`], [`foreign`] (virtual servers of other programs) |
+//! | retire | [`retire`] |
+//! | changes | [`compare`] |
+//! | apply | [`apply`], [`rules`], [`learn`], [`flows`] |
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+
+use super::{Dataplane, Extent, Failure, Planned};
+use crate::filter::{Filter, FilterConfig};
+use crate::ledger::{self, Ledger, LedgerFile, Territory};
+use crate::model::Cidr;
+use crate::observed::Observed;
+use crate::op::Ops;
+use crate::plan::{Capabilities, Changed, Machine};
+use crate::problem::Problem;
+use crate::retry::Retries;
+use crate::store::Touched;
+
+mod applied;
+mod apply;
 mod compare;
-pub(crate) mod flows;
+mod flows;
 mod foreign;
 mod inside_marks;
+pub(crate) mod kernel;
 mod learn;
 mod marking;
+mod observe;
 mod retire;
-pub(crate) mod rules;
-pub(crate) mod schedulers;
-pub(crate) mod state;
+mod rules;
+mod schedulers;
+mod state;
 mod wanted;
 
+pub use applied::Applied;
+pub(crate) use applied::Outcomes;
 pub use inside_marks::InsideMarks;
 pub(crate) use inside_marks::MarkChanges;
+pub use kernel::{Kernel, Portion};
 pub use wanted::{Admission, KernelParts, MarkedClients, Wanted, WantedServer};
+
+use flows::Flows;
+use rules::Rules;
+use schedulers::Schedulers;
+use state::KernelState;
+
+/// IPVS of one node: the state of its kernel as far as known, and what is remembered of earlier rounds.
+#[derive(Debug)]
+pub struct Ipvs<K> {
+    /// The kernel.
+    pub(crate) kernel: K,
+    state: KernelState,
+    capabilities: Capabilities,
+    /// The firewall marks of the plan.
+    marks: InsideMarks,
+    /// What is owned, and what drains.
+    pub(crate) ledger: Ledger,
+    /// `None` if no packet rules are written.
+    rules: Option<Rules>,
+    flows: Flows,
+    retries: Retries,
+    schedulers: Schedulers,
+    /// The drift that this round repairs.
+    drifted: KernelParts,
+    /// The virtual servers that this round does not create, because the kernel lacks their rules.
+    held_back: BTreeSet<ipvs::ServiceKey>,
+    /// Address ranges in which no virtual server is deleted.
+    excluded: Vec<Cidr>,
+    /// The virtual servers that may differ since the last call of [`Ipvs::take_changed_servers`].
+    changed_servers: BTreeSet<ipvs::ServiceKey>,
+}
+
+impl<K: Kernel> Ipvs<K> {
+    /// Returns IPVS of this kernel, whose state is unknown.
+    ///
+    /// # Errors
+    /// If the ledger's file exists and cannot be read.
+    pub fn new(kernel: K, file: LedgerFile) -> Result<Self, ledger::Error> {
+        Ok(Self {
+            kernel,
+            state: KernelState::default(),
+            capabilities: Capabilities::default(),
+            marks: InsideMarks::default(),
+            ledger: Ledger::open(file)?,
+            rules: None,
+            flows: Flows::default(),
+            retries: Retries::default(),
+            schedulers: Schedulers::default(),
+            drifted: KernelParts::default(),
+            held_back: BTreeSet::new(),
+            excluded: Vec::new(),
+            changed_servers: BTreeSet::new(),
+        })
+    }
+
+    /// Excludes virtual servers with an address in `ranges` from deletion (`--ipvs-exclude-cidrs`).
+    #[must_use]
+    pub fn excluding(mut self, ranges: Vec<Cidr>) -> Self {
+        self.excluded = ranges;
+        self
+    }
+
+    /// Makes rounds write packet rules too.
+    #[must_use]
+    pub fn filtering(mut self, config: FilterConfig) -> Self {
+        self.rules = Some(Rules::new(config));
+        self
+    }
+
+    /// Returns the packet rules; `None` if none are written.
+    pub fn filter(&self) -> Option<&Filter> {
+        self.rules.as_ref().map(|rules| &rules.filter)
+    }
+
+    /// Returns the state of the kernel as last read or written.
+    pub fn observed(&self) -> &Observed {
+        &self.state.observed
+    }
+
+    /// Returns the firewall marks of the plan.
+    pub fn marks(&self) -> &InsideMarks {
+        &self.marks
+    }
+
+    /// Returns the ledger.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Returns the virtual servers that may differ since the last call, also in rounds that failed.
+    pub fn take_changed_servers(&mut self) -> BTreeSet<ipvs::ServiceKey> {
+        std::mem::take(&mut self.changed_servers)
+    }
+
+    /// Returns the number of virtual servers whose flows wait to be swept.
+    #[cfg(test)]
+    pub(crate) fn unswept(&self) -> usize {
+        self.flows.unswept()
+    }
+
+    /// Returns the address ranges that decide about ownership.
+    fn territory(&self, planned: Planned<'_>) -> Territory {
+        let ranges = (planned.snapshot.service_cidrs()).flat_map(|cidr| cidr.ranges);
+        let addresses = &planned.machine.addresses;
+        let is_plausible = |range: &Cidr| Territory::doubt(range, addresses).is_none();
+        Territory {
+            ours: ranges.filter(is_plausible).collect(),
+            excluded: self.excluded.clone(),
+        }
+    }
+
+    /// Returns a Problem for each service range that does not decide about ownership.
+    fn doubtful_ranges(planned: Planned<'_>) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for cidr in planned.snapshot.service_cidrs() {
+            for (index, range) in cidr.ranges.iter().enumerate() {
+                let doubt = Territory::doubt(range, &planned.machine.addresses);
+                problems.extend(doubt.map(|doubt| {
+                    let message =
+                        format!("{doubt}; virtual servers in it are not deleted because of it");
+                    let object = format!("ServiceCIDR {}", cidr.name);
+                    Problem::new(object, format!("spec.cidrs[{index}]"), range, message)
+                }));
+            }
+        }
+        problems
+    }
+}
+
+impl<K: Kernel> Dataplane for Ipvs<K> {
+    type Changes = Ops;
+    type Applied = Applied;
+
+    fn machine(&mut self) -> Result<Machine, Failure> {
+        self.kernel.machine()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn is_known(&self) -> bool {
+        self.state.is_known
+    }
+
+    /// Packet rules, service addresses or owned virtual servers are ours.
+    fn has_own_state(&mut self, planned: Planned<'_>) -> Result<bool, Failure> {
+        if !self.kernel.serves_alone() {
+            return Ok(false);
+        }
+        if self.kernel.rules_generation()?.is_some() || self.kernel.addresses()?.have_ours() {
+            return Ok(true);
+        }
+        // Last, because it costs three system calls per virtual server.
+        let territory = self.territory(planned);
+        let owned = self.ledger.owned();
+        let mut has_owned = false;
+        self.kernel
+            .virtual_servers(&mut owned.keys(), &mut |found| {
+                has_owned |= territory.is_ours(&found.key, owned);
+            })?;
+        Ok(has_owned)
+    }
+
+    fn begin(
+        &mut self,
+        planned: Planned<'_>,
+        touched: &Touched,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<(), Failure> {
+        if extent == Extent::All {
+            self.begin_resync(planned)?;
+        }
+        self.release_orphans(planned.snapshot, touched);
+        self.capabilities.node_port_addresses =
+            observe::node_port_addresses(planned, self.ledger.owned());
+        self.schedulers.begin_round();
+        let missing = &mut self.capabilities.missing_schedulers;
+        self.schedulers.ask_again(&mut self.kernel, missing, now);
+        Ok(())
+    }
+
+    /// Tells the ledger, the kernel and the filter what changed in the plan.
+    ///
+    /// The planner replaces a missing scheduler by the default one, and a missing default one by rr.
+    fn follow(&mut self, planned: Planned<'_>, changed: &Changed, now: Duration) -> bool {
+        let marks = self.follow_marks(planned, changed);
+        let wanted = Wanted::new(planned.desired(), &self.marks);
+        let frontends = changed.frontends.iter();
+        let mut servers: BTreeSet<_> = frontends.map(|it| ipvs::ServiceKey::from(*it)).collect();
+        servers.extend(&marks.servers);
+        for key in &servers {
+            if let Some(wanted) = wanted.get(key) {
+                self.ledger.end_desired(key, &wanted);
+            }
+        }
+        self.kernel.admit(wanted, changed);
+        if let Some(rules) = &mut self.rules {
+            let node = planned.snapshot.node();
+            rules.filter.follow(wanted, changed, node);
+            rules.filter.follow_marks(wanted, &marks);
+        }
+        self.changed_servers.extend(&servers);
+        self.state.pending.virtual_servers.extend(servers);
+        let addresses = changed.addresses.iter().copied();
+        self.state.pending.addresses.extend(addresses);
+        let missing = &mut self.capabilities.missing_schedulers;
+        (self.schedulers).ask(&mut self.kernel, planned.desired(), changed, missing, now)
+    }
+
+    fn observe(
+        &mut self,
+        planned: Planned<'_>,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<bool, Failure> {
+        match extent {
+            Extent::All => self.read_all(planned, now),
+            Extent::Pending => self.read_due(planned, now),
+        }
+    }
+
+    fn retire(
+        &mut self,
+        planned: Planned<'_>,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<BTreeSet<IpAddr>, Failure> {
+        let stale = match extent {
+            Extent::All => {
+                self.recognise(planned, now);
+                self.retirable(planned)
+            }
+            Extent::Pending => {
+                let wanted = Wanted::new(planned.desired(), &self.marks);
+                let keys = self.state.pending.virtual_servers.iter();
+                keys.filter(|key| !wanted.contains(key)).copied().collect()
+            }
+        };
+        self.retire_servers(planned, &stale, now);
+        Ok(self.kept_addresses(planned))
+    }
+
+    fn changes(
+        &mut self,
+        planned: Planned<'_>,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<Ops, Failure> {
+        if extent == Extent::All {
+            self.end_reading()?;
+        }
+        Ok(self.compare(planned, extent, now))
+    }
+
+    fn apply(
+        &mut self,
+        planned: Planned<'_>,
+        changes: Ops,
+        extent: Extent,
+        now: Duration,
+    ) -> Applied {
+        self.apply_round(planned, changes, extent, now)
+    }
+
+    fn next_due(&self) -> Option<Duration> {
+        let timers = [
+            self.retries.next_due(),
+            self.ledger.next_due(),
+            self.rules.as_ref().and_then(|rules| rules.retry.due()),
+            self.flows.next_due(),
+            self.schedulers.next_due(),
+            self.state.follow_up.due(),
+        ];
+        timers.into_iter().flatten().min()
+    }
+
+    fn problems_of_node(&self, planned: Planned<'_>) -> Vec<Problem> {
+        let contested = state::contested(&self.state.observed, planned.desired());
+        let of_rules = self.filter().map(Filter::problems).into_iter().flatten();
+        let doubtful = Self::doubtful_ranges(planned);
+        of_rules.chain(contested).chain(doubtful).collect()
+    }
+
+    fn problems(&self, planned: Planned<'_>) -> Vec<Problem> {
+        (self.kernel).problems(Wanted::new(planned.desired(), &self.marks))
+    }
+
+    fn problems_revision(&self) -> u64 {
+        self.kernel.problems_revision()
+    }
+
+    /// Returns the refusals of the kernel, if they concern the whole node: the packet rules, or more than half of the
+    /// planned virtual servers and addresses.
+    ///
+    /// A few refused objects are the fault of their Services and do not make the node unhealthy: every node refuses
+    /// them, so one bad Service would take all nodes out of their load balancers.
+    fn refusal(&self, planned: Planned<'_>) -> Option<String> {
+        let rules = self.rules.as_ref();
+        // The retry timer runs exactly while the last write of rules failed.
+        if rules.is_some_and(|rules| rules.retry.due().is_some()) {
+            return Some("the kernel refuses the packet rules".to_owned());
+        }
+        let desired = planned.desired();
+        let wanted = Wanted::new(desired, &self.marks);
+        let planned = wanted.len() + desired.addresses.len();
+        let refused = self.retries.len();
+        (refused * 2 > planned).then(|| {
+            format!("the kernel refuses {refused} of {planned} virtual servers and addresses")
+        })
+    }
+
+    fn distrust_rules(&mut self) {
+        if let Some(rules) = &mut self.rules {
+            rules.filter.distrust();
+        }
+    }
+
+    fn distrust_addresses(&mut self) {
+        self.state.knows_addresses = false;
+        self.state.suspects_drift = true;
+    }
+
+    /// Compares the generation of the packet rules with that of our last write.
+    fn finds_changed_rules(&mut self) -> bool {
+        let Some(rules) = &mut self.rules else {
+            return false;
+        };
+        if !rules.filter.is_in_step() {
+            return false;
+        }
+        let checked = rules.check(&mut self.kernel, &self.ledger);
+        if checked.is_err() {
+            rules.filter.distrust();
+        }
+        !rules.filter.is_in_step()
+    }
+}

@@ -8,7 +8,8 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use tracing::Level;
 
-use super::{Dataplane, Failure, MAX_OPS, Outcome, Portion};
+use super::ipvs::kernel::{Kernel, MAX_OPS, Portion};
+use super::{Failure, Outcome};
 use crate::conditions::{Coverage, LastingConditions};
 use crate::conntrack::{Stale, Swept};
 use crate::marks::MarkKey;
@@ -172,7 +173,7 @@ impl AddressTable {
     }
 }
 
-impl Dataplane for Linux {
+impl Kernel for Linux {
     fn machine(&mut self) -> Result<Machine, Failure> {
         let mut machine = self.addresses.read_machine()?;
         self.addresses.read_rules(&mut machine)?;

@@ -27,8 +27,9 @@ use schedulers::Registry;
 
 use super::answer_path::AnswerPath;
 use super::ipvs::Wanted;
+use super::ipvs::{Kernel, Portion};
 use super::linux::AddressTable;
-use super::{Dataplane, Failure, Outcome, Portion};
+use super::{Failure, Outcome};
 use crate::conntrack::{Stale, Swept};
 use crate::frontend::Frontend;
 use crate::marks::MarkKey;
@@ -291,7 +292,7 @@ impl Userspace {
     }
 }
 
-impl Dataplane for Userspace {
+impl Kernel for Userspace {
     fn machine(&mut self) -> Result<Machine, Failure> {
         let machine = self.machine.read_machine()?;
         self.inside.set_own(machine.addresses.clone());

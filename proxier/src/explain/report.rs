@@ -8,8 +8,9 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use serde::Serialize;
 
+use crate::dataplane::Failure;
+use crate::dataplane::ipvs::Kernel;
 use crate::dataplane::ipvs::Wanted;
-use crate::dataplane::{Dataplane, Failure};
 use crate::destinations::Destinations;
 use crate::ledger::{Drain, Ledger, Owned};
 use crate::observed::{CountedServer, LocalAddresses};
@@ -34,7 +35,7 @@ impl KernelTable {
     ///
     /// # Errors
     /// If a part cannot be read completely.
-    pub(crate) fn read(dataplane: &mut impl Dataplane, owned: &Owned) -> Result<Self, Failure> {
+    pub(crate) fn read(dataplane: &mut impl Kernel, owned: &Owned) -> Result<Self, Failure> {
         let mut virtual_servers = BTreeMap::new();
         dataplane.virtual_servers(&mut owned.keys(), &mut |found| {
             virtual_servers.insert(found.key, found);

@@ -38,7 +38,7 @@ impl<'a> Context<'a> {
         config: &'a PlanConfig,
     ) -> Self {
         // While the Node is unknown: the addresses at which an earlier process served node ports.
-        let before = || machine.node_port_addresses.iter().copied().collect();
+        let before = || capabilities.node_port_addresses.iter().copied().collect();
         let named = snapshot.node().map(|node| node.addresses.clone());
         let named = named.unwrap_or_else(before);
         let serving = |family| {

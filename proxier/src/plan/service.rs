@@ -250,8 +250,8 @@ impl RequirementsBuilder<'_> {
             protocol: port.protocol,
             port: socket.port(),
         };
-        let machine = self.context.machine;
-        if kind != FrontendKind::ClusterIp && machine.foreign.contains(&frontend) {
+        let foreign = &self.context.capabilities.foreign;
+        if kind != FrontendKind::ClusterIp && foreign.contains(&frontend) {
             let message = "has a virtual server of another program, which is left alone: this Service is not served \
                            there. Delete that virtual server, or give the Service another address or port";
             return self.problem(kind.field(), frontend, message.to_owned());
@@ -399,7 +399,7 @@ impl RequirementsBuilder<'_> {
     fn make_local(&mut self, address: IpAddr) {
         let is_at = |frontend: &Frontend| frontend.address == address;
         let mut frontends = self.requirements.frontends.iter();
-        let is_foreign = self.context.machine.foreign.iter().any(is_at);
+        let is_foreign = self.context.capabilities.foreign.iter().any(is_at);
         if is_foreign && !frontends.any(|(frontend, _)| is_at(frontend)) {
             return;
         }

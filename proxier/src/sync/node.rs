@@ -1,12 +1,7 @@
 //! Rounds while this node's Node object is unknown.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
-use ipvs_netlink as ipvs;
-
-use crate::ledger::Owned;
-use crate::plan::Machine;
 use crate::problem::Problem;
 use crate::store::Snapshot;
 
@@ -55,33 +50,4 @@ pub(super) fn missing(name: &str, snapshot: &Snapshot) -> Option<Problem> {
 /// Returns the part of a host name before its domain. A Node may have the short or the full name.
 fn first_label(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
-}
-
-/// Returns the addresses of the machine at which owned virtual servers serve node ports.
-///
-/// An earlier process that knew the Node created these virtual servers. If the planner did not get their
-/// addresses, `--nodeport-addresses primary` would delete all node ports until the Node is known again.
-pub(super) fn node_port_addresses(
-    snapshot: &Snapshot,
-    machine: &Machine,
-    owned: &Owned,
-) -> BTreeSet<IpAddr> {
-    if snapshot.node().is_some() {
-        return BTreeSet::new();
-    }
-    let at_machine = owned.iter().filter_map(|(key, _)| match key {
-        ipvs::ServiceKey::Address { address, port, .. } if machine.addresses.contains(&address) => {
-            Some((address, port))
-        }
-        _ => None,
-    });
-    let mut serving: Vec<(IpAddr, u16)> = at_machine.collect();
-    // Decoding all Services takes milliseconds, and most nodes need it only once.
-    if serving.is_empty() {
-        return BTreeSet::new();
-    }
-    let ports = snapshot.services().flat_map(|service| service.ports);
-    let node_ports: BTreeSet<u16> = ports.filter_map(|port| port.node_port).collect();
-    serving.retain(|(_, port)| node_ports.contains(port));
-    serving.into_iter().map(|(address, _)| address).collect()
 }

@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use super::{Proxier, node};
 use crate::dataplane::Dataplane;
-use crate::dataplane::ipvs::state;
-use crate::filter::Filter;
 use crate::problem::{Problem, ProblemList};
 
 /// The list as it was last made, and the state of its sources then.
@@ -38,9 +36,9 @@ impl<D: Dataplane> Proxier<D> {
     pub fn current_problems(&mut self) -> Arc<[Problem]> {
         let sources = SourceStates {
             revisions: [
-                self.input.snapshot.problems_revision(),
-                self.planner.problems_revision(),
-                self.input.problems_revision,
+                self.snapshot().problems_revision(),
+                self.planner().problems_revision(),
+                self.cluster.input.problems_revision,
                 self.dataplane.problems_revision(),
             ],
             of_node: self.problems_of_node(),
@@ -62,22 +60,19 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     fn problems_of_node(&self) -> Vec<Problem> {
-        let node_name = &self.planner.config().node_name;
-        let missing = node::missing(node_name, &self.input.snapshot);
-        let contested = state::contested(&self.kernel.observed, self.desired());
-        let of_rules = self.filter().map(Filter::problems);
-        let doubtful = self.input.doubtful_ranges(&self.machine);
-        let of_few = missing.into_iter().chain(of_rules.into_iter().flatten());
-        of_few.chain(contested).chain(doubtful).collect()
+        let node_name = &self.planner().config().node_name;
+        let missing = node::missing(node_name, self.snapshot()).into_iter();
+        let of_dataplane = self.dataplane.problems_of_node(self.cluster.planned());
+        missing.chain(of_dataplane).collect()
     }
 
     fn make_problems(&self, of_node: &[Problem]) -> Vec<Problem> {
         let mut list = ProblemList::default();
         // First, so that the objects of one user do not keep them out.
         list.extend(of_node);
-        list.extend(self.input.other_problems.values().flatten());
-        self.planner.list_problems(&self.input.snapshot, &mut list);
-        list.extend(&self.dataplane.problems(self.wanted()));
+        list.extend(self.cluster.input.other_problems.values().flatten());
+        self.planner().list_problems(self.snapshot(), &mut list);
+        list.extend(&self.dataplane.problems(self.cluster.planned()));
         list.finish()
     }
 }

@@ -8,6 +8,7 @@ use ipvs_netlink as ipvs;
 
 use super::*;
 use crate::dataplane::fake::{FakeKernel, Fault};
+use crate::dataplane::ipvs::Applied;
 use crate::plan::{NodePortAddresses, ServiceAddresses};
 use crate::sources::manifests::{self, Options};
 use crate::store::Update;
@@ -33,7 +34,7 @@ const FRONTEND: &str = "198.51.100.5 . udp . 53 : goto external";
 /// The rule that rejects connections to the cluster IP while the Service has no endpoint.
 const REJECTED: &str = "10.96.3.1 . udp . 53 : jump refuse";
 
-type Fake = Proxier<FakeKernel>;
+type Fake = Proxier<Ipvs<FakeKernel>>;
 
 fn node() -> Manifest {
     Manifest::node("node-a").address("172.18.0.2")
@@ -140,16 +141,16 @@ fn serving(ledger: &Path) -> Fake {
 
 /// Returns the kernel's packet rules as text.
 fn rules(proxier: &Fake) -> String {
-    let rules = proxier.dataplane.rules.clone().unwrap();
+    let rules = proxier.dataplane.kernel.rules.clone().unwrap();
     rules.named("t").to_string()
 }
 
 /// Returns the packet rules of a new process with the same input.
 fn rules_from_scratch(proxier: &Fake) -> Table {
     let mut filter = Filter::new(FilterConfig::default());
-    let mut planner = Planner::new(proxier.planner.config().clone());
+    let mut planner = Planner::new(proxier.cluster.planner.config().clone());
     let snapshot = proxier.snapshot();
-    let (machine, capabilities) = (proxier.machine(), proxier.capabilities());
+    let (machine, capabilities) = (proxier.machine(), proxier.dataplane.capabilities());
     let changed = planner.update(snapshot, machine, capabilities, Touched::All);
     let wanted = Wanted::new(planner.desired(), proxier.marks());
     filter.follow(wanted, &changed, snapshot.node());
@@ -160,7 +161,7 @@ fn rules_from_scratch(proxier: &Fake) -> Table {
 /// of the load balancer's frontend exists if and only if its virtual server does.
 #[track_caller]
 fn assert_guarded(proxier: &Fake) {
-    let state = &proxier.dataplane.state;
+    let state = &proxier.dataplane.kernel.state;
     for address in state.addresses.keys() {
         assert!(is_rejected(proxier, address), "{address}");
     }
@@ -176,13 +177,13 @@ fn assert_guarded(proxier: &Fake) {
 
 /// Returns whether rules reject connections to `address` outside its frontends.
 fn is_rejected(proxier: &Fake, address: IpAddr) -> bool {
-    let rules = proxier.dataplane.rules.as_ref().unwrap();
+    let rules = proxier.dataplane.kernel.rules.as_ref().unwrap();
     rules.has_element("service-addresses-4", &Key::new([address.into()]))
 }
 
 /// Makes the kernel accept `writes` more writes and refuse the 100 after them.
 fn refuse_after(proxier: &mut Fake, writes: usize) {
-    let kernel = &mut proxier.dataplane;
+    let kernel = &mut proxier.dataplane.kernel;
     let first = kernel.writes + writes;
     let faults = first..first + 100;
     kernel.faults = faults.map(|write| (write, Fault::Refused)).collect();
@@ -191,13 +192,16 @@ fn refuse_after(proxier: &mut Fake, writes: usize) {
 /// Asserts that further rounds, without faults, delete every object and rule of the Service.
 #[track_caller]
 fn assert_removed(proxier: &mut Fake, mut now: Duration) {
-    proxier.dataplane.faults.clear();
+    proxier.dataplane.kernel.faults.clear();
     proxier.sync(now).unwrap();
     while let Some(due) = proxier.next_due() {
         now = due;
         proxier.sync(now).unwrap();
     }
-    assert_eq!(proxier.dataplane.rules, Some(rules_from_scratch(proxier)));
-    assert!(proxier.dataplane.state.virtual_servers.is_empty());
-    assert!(proxier.dataplane.state.addresses.is_empty());
+    assert_eq!(
+        proxier.dataplane.kernel.rules,
+        Some(rules_from_scratch(proxier))
+    );
+    assert!(proxier.dataplane.kernel.state.virtual_servers.is_empty());
+    assert!(proxier.dataplane.kernel.state.addresses.is_empty());
 }

@@ -10,7 +10,8 @@ use ipvs_netlink as ipvs;
 use nftables::{Command, Key, Table};
 use proxier::testing::conntrack::{Stale, Swept};
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
-use proxier::testing::dataplane::{Dataplane, Failure, Outcome, Portion};
+use proxier::testing::dataplane::ipvs::{Kernel as _, Portion};
+use proxier::testing::dataplane::{Failure, Outcome, ipvs as dataplane};
 use proxier::testing::marks::MarkKey;
 use proxier::testing::observed::{
     Connections, CountedServer, LocalAddresses, Observed, ObservedServer,
@@ -293,7 +294,7 @@ impl Kernel {
     }
 }
 
-impl Dataplane for Kernel {
+impl dataplane::Kernel for Kernel {
     fn machine(&mut self) -> Result<Machine, Failure> {
         self.0.borrow_mut().kernel.machine()
     }

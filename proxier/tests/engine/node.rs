@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use proxier::testing::dataplane::ipvs::Wanted;
+use proxier::testing::dataplane::Dataplane as _;
+use proxier::testing::dataplane::Failure;
+use proxier::testing::dataplane::ipvs::{Applied, Ipvs, Wanted};
 use proxier::testing::destinations::planned;
 use proxier::testing::filter::{Filter, FilterConfig, LocalMode, MarkBit};
 use proxier::testing::frontend::Frontend;
@@ -12,7 +14,7 @@ use proxier::testing::ledger::LedgerFile;
 use proxier::testing::model::{Cidr, Node as NodeObject, ObjectName, Service};
 use proxier::testing::plan::{NodePortAddresses, PlanConfig, Planner, ServiceAddresses, desired};
 use proxier::testing::store::{Event, Touched};
-use proxier::testing::sync::{Applied, Error, Proxier};
+use proxier::testing::sync::Proxier;
 use tempfile::TempDir;
 
 use crate::kernel::Kernel;
@@ -24,7 +26,7 @@ const DRAIN: Duration = Duration::from_secs(120);
 pub(crate) struct Node {
     pub(crate) world: World,
     pub(crate) kernel: Kernel,
-    proxier: Proxier<Kernel>,
+    proxier: Proxier<Ipvs<Kernel>>,
     now: Duration,
     drain: Duration,
     directory: TempDir,
@@ -136,7 +138,7 @@ impl Node {
         self.finish(result)
     }
 
-    fn finish(&mut self, result: Result<Applied, Error>) -> bool {
+    fn finish(&mut self, result: Result<Applied, Failure>) -> bool {
         let applied = result.unwrap();
         assert_eq!(applied.ops.len(), applied.outcomes.len());
         let was_killed = self.kernel.finish_kill();
@@ -205,7 +207,10 @@ impl Node {
         let mut filter = Filter::new(packets());
         let mut planner = Planner::new(config(self.drain));
         let snapshot = self.proxier.snapshot();
-        let (machine, capabilities) = (self.proxier.machine(), self.proxier.capabilities());
+        let (machine, capabilities) = (
+            self.proxier.machine(),
+            self.proxier.dataplane().capabilities(),
+        );
         let changed = planner.update(snapshot, machine, capabilities, Touched::All);
         let wanted = Wanted::new(planner.desired(), self.proxier.marks());
         filter.follow(wanted, &changed, snapshot.node());
@@ -296,7 +301,7 @@ impl Node {
         let (from_scratch, problems) = desired(
             proxier.snapshot(),
             proxier.machine(),
-            proxier.capabilities(),
+            proxier.dataplane().capabilities(),
             &config(self.drain),
         );
         let mut planned = proxier.desired().clone();
@@ -320,7 +325,7 @@ impl Node {
     }
 }
 
-fn proxier(kernel: &Kernel, directory: &TempDir, drain: Duration) -> Proxier<Kernel> {
+fn proxier(kernel: &Kernel, directory: &TempDir, drain: Duration) -> Proxier<Ipvs<Kernel>> {
     let ledger_file = LedgerFile::new(directory.path().join("ledger"));
     Proxier::new(kernel.clone(), config(drain), ledger_file)
         .unwrap()

@@ -9,6 +9,7 @@ use std::time::Duration;
 use lab::SetOnDrop;
 use lab::net::{Answer, Host, UdpClient, ask_udp_within};
 use proxier::testing::clock;
+use proxier::testing::dataplane::Dataplane as _;
 
 use super::scene::{Scene, nft, program};
 use super::services::Services;
@@ -212,7 +213,7 @@ fn clients_notice_no_repair_of_rules() {
                          add element inet ipvs-proxier service-addresses-4 { 192.0.2.99 }",
                     );
                 }
-                proxier.distrust_rules();
+                proxier.dataplane_mut().distrust_rules();
                 let applied = proxier.sync(clock::since_boot()).unwrap();
                 assert!(matches!(applied.rules, Some(Ok(()))), "{applied:?}");
             }

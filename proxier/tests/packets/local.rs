@@ -7,6 +7,7 @@
 
 use std::fmt::Write as _;
 
+use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::filter::{LocalMode, TABLE};
 use proxier::testing::model::TrafficPolicy;
 use proxier::testing::plan::ServiceAddresses;
@@ -306,7 +307,7 @@ fn without_our_table_clients_inside_reach_the_endpoints_of_this_node_and_then_al
         let mut scene = Scene::new(Services::dual());
         scene.nft(&format!("delete table inet {TABLE}"));
         check_all(&scene, &UNMARKED);
-        scene.proxier.distrust_rules();
+        scene.proxier.dataplane_mut().distrust_rules();
         scene.program(Services::dual());
         check_all(&scene, &PLAIN);
     });

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use proxier::testing::dataplane::ipvs::Ipvs;
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::sync::Proxier;
 use proxier::testing::{clock, manifests};
@@ -18,7 +19,7 @@ use crate::{at, check};
 const TIMES: usize = 100;
 
 /// Removes and adds Service ranged again and again.
-fn remove_and_add(proxier: &mut Proxier<Linux>) {
+fn remove_and_add(proxier: &mut Proxier<Ipvs<Linux>>) {
     let (with, without) = (Services::dual(), Services::dual().without("ranged"));
     for _ in 0..TIMES {
         for services in [&without, &with] {

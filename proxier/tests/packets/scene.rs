@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use lab::net::{Answer, Cluster, Host};
+use proxier::testing::dataplane::ipvs::Ipvs;
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::filter::{FilterConfig, LocalMode};
 use proxier::testing::ledger::LedgerFile;
@@ -21,7 +22,7 @@ use tempfile::TempDir;
 /// The network, and our proxy on its node `node-a`.
 pub(crate) struct Scene {
     pub(crate) cluster: Cluster,
-    pub(crate) proxier: Proxier<Linux>,
+    pub(crate) proxier: Proxier<Ipvs<Linux>>,
     form: ServiceAddresses,
     packets: FilterConfig,
     state: TempDir,
@@ -180,7 +181,7 @@ fn ask(host: &Host, client: &str, frontend: &str, times: usize) -> Answers {
     answers
 }
 
-fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Proxier<Linux> {
+fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Proxier<Ipvs<Linux>> {
     let config = plan::PlanConfig {
         node_name: "node-a".into(),
         scheduler: "rr".into(),
@@ -197,7 +198,7 @@ fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Pro
 }
 
 /// Programs the kernel for the Services of `manifests` and no others.
-pub(crate) fn program(proxier: &mut Proxier<Linux>, manifests: impl Display) {
+pub(crate) fn program(proxier: &mut Proxier<Ipvs<Linux>>, manifests: impl Display) {
     let options = manifests::Options {
         service_cidr: Vec::new(),
         node_name: "node-a".into(),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use lab::net::{PatientStream, connect_within, receive_within};
-use proxier::testing::dataplane::Dataplane;
+use proxier::testing::dataplane::ipvs::Kernel;
 use proxier::testing::op::Op;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
@@ -50,7 +50,7 @@ enum Client {
 
 /// Frontends of a dataplane, and the record of their connections.
 pub(crate) struct World<'a> {
-    dataplane: &'a mut dyn Dataplane,
+    dataplane: &'a mut dyn Kernel,
     frontends: Vec<Frontend>,
     /// The listed endpoints, with weights and upper thresholds.
     endpoints: BTreeMap<char, (u32, u32)>,
@@ -66,7 +66,7 @@ pub(crate) fn picks(line: &str) -> impl Iterator<Item = char> {
 
 impl<'a> World<'a> {
     /// Starts the endpoints. The calling thread's network must be new.
-    pub(crate) fn new(dataplane: &'a mut dyn Dataplane) -> Self {
+    pub(crate) fn new(dataplane: &'a mut dyn Kernel) -> Self {
         let files = getrlimit(Resource::Nofile);
         let raised = Rlimit {
             current: Some(20_000),

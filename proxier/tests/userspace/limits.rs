@@ -1,7 +1,7 @@
 //! The process has no descriptor left; options of annotations; the page of metrics.
 
 use ipvs_netlink as ipvs;
-use proxier::testing::dataplane::Dataplane as _;
+use proxier::testing::dataplane::ipvs::Kernel as _;
 use proxier::testing::dataplane::userspace::Userspace;
 use proxier::testing::op::Op;
 use relay::{InsideClients, RelayLimits};

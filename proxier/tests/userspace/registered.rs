@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use ipvs_netlink as ipvs;
-use proxier::testing::dataplane::Dataplane as _;
+use proxier::testing::dataplane::ipvs::Kernel as _;
 use proxier::testing::dataplane::userspace::Userspace;
 use proxier::testing::ledger::LedgerFile;
 use proxier::testing::manifests::{self, Options};

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::LazyLock;
 
 use ipvs_netlink as ipvs;
-use proxier::testing::dataplane::Dataplane as _;
+use proxier::testing::dataplane::ipvs::Kernel as _;
 use proxier::testing::dataplane::userspace::Userspace;
 use proxier::testing::op::Op;
 use relay::{InsideClients, RelayLimits};

@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use super::Cleanup;
-use crate::dataplane::Dataplane as _;
+use crate::dataplane::ipvs::Kernel as _;
 use crate::op::Op;
 
 /// The pause between two counts of connections.
@@ -24,7 +24,7 @@ impl Cleanup<'_> {
         let (servers, others): (Vec<Op>, Vec<Op>) =
             ops.partition(|op| matches!(op, Op::DeleteService(_)));
         let is_done = self.apply(&others);
-        self.proxier.dataplane().release_carrier()?;
+        self.proxier.kernel().release_carrier()?;
         Ok(self.delete_unused(servers)? && is_done)
     }
 
@@ -68,7 +68,7 @@ impl Cleanup<'_> {
         let Some(key) = op.service_key() else {
             return Ok(0);
         };
-        let found = self.proxier.dataplane().virtual_server(&key)?;
+        let found = self.proxier.kernel().virtual_server(&key)?;
         let counts = found.iter().flat_map(|found| &found.connections);
         Ok(counts.map(|counted| counted.active).sum())
     }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use super::Cleanup;
-use crate::dataplane::{Dataplane as _, Failure};
+use crate::dataplane::Failure;
+use crate::dataplane::ipvs::Kernel as _;
 use crate::host::predecessor::legacy;
 use crate::model::Cidr;
 use crate::op::Op;
@@ -31,7 +32,7 @@ impl Cleanup<'_> {
             key.address().is_some_and(within)
         };
         let mut keys = BTreeSet::new();
-        let linux = self.proxier.dataplane();
+        let linux = self.proxier.kernel();
         linux.virtual_servers(&mut iter::empty(), &mut |found| _ = keys.insert(found.key))?;
         keys.retain(|key| !is_excluded(key));
         let mut ops: Vec<Op> = keys.into_iter().map(Op::DeleteService).collect();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use crate::dataplane::Dataplane;
-use crate::dataplane::ipvs::{KernelParts, Wanted};
+use super::{Ipvs, Kernel, KernelParts, Wanted};
+use crate::dataplane::{Extent, Planned};
 use crate::diff::{
     DeletionRules, diff, diff_address, diff_carrier, diff_server, diff_stale_server, sort,
 };
@@ -15,37 +15,45 @@ use crate::ledger::Ledger;
 use crate::model::ObjectName;
 use crate::op::Ops;
 use crate::store::Snapshot;
-use crate::sync::{Extent, Proxier};
 
-impl<D: Dataplane> Proxier<D> {
+impl<K: Kernel> Ipvs<K> {
     /// Returns the Ops that lead from the observed state to the plan, in the order to apply them.
-    pub(crate) fn compare(&mut self, extent: Extent, now: Duration) -> Ops {
+    pub(super) fn compare(&mut self, planned: Planned<'_>, extent: Extent, now: Duration) -> Ops {
         // Taken for `All` too, because its comparison includes them.
-        let pending = std::mem::take(&mut self.kernel.pending);
+        let pending = std::mem::take(&mut self.state.pending);
         let mut ops = match extent {
-            Extent::All => self.compare_all(),
-            Extent::Pending => self.compare_pending(&pending, now),
+            Extent::All => self.compare_all(planned),
+            Extent::Pending => self.compare_pending(planned, &pending, now),
         };
         if ops.len() > 1 {
-            sort(&mut ops, &first_addresses(&self.input.snapshot));
+            sort(&mut ops, &first_addresses(planned.snapshot));
         }
         ops
     }
 
-    /// Compares everything. The resync has begun drains and retirements already, because the rules that it
-    /// checks depend on them.
-    fn compare_all(&self) -> Ops {
-        let territory = self.input.territory(&self.machine, &self.excluded);
+    /// Compares everything. The resync has begun drains already.
+    fn compare_all(&self, planned: Planned<'_>) -> Ops {
+        let territory = self.territory(planned);
         let is_ours = |key: &ipvs::ServiceKey| territory.is_ours(key, self.ledger.owned());
         let rules = deletion_rules(&is_ours, &self.ledger);
-        let observed = &self.kernel.observed;
-        diff(self.wanted(), self.needs_carrier(), observed, &rules)
+        let observed = &self.state.observed;
+        diff(
+            Wanted::new(planned.desired(), &self.marks),
+            needs_carrier(planned),
+            observed,
+            &rules,
+        )
     }
 
-    /// Compares what is in `pending`, and begins its drains and retirements.
-    fn compare_pending(&mut self, pending: &KernelParts, now: Duration) -> Ops {
-        let wanted = Wanted::new(self.planner.desired(), &self.marks);
-        let observed = &self.kernel.observed;
+    /// Compares what is in `pending`, and begins its drains.
+    fn compare_pending(
+        &mut self,
+        planned: Planned<'_>,
+        pending: &KernelParts,
+        now: Duration,
+    ) -> Ops {
+        let wanted = Wanted::new(planned.desired(), &self.marks);
+        let observed = &self.state.observed;
         let (mut ops, mut stale) = (Ops::default(), Vec::new());
         for key in &pending.virtual_servers {
             let Some(server) = wanted.get(key) else {
@@ -61,30 +69,35 @@ impl<D: Dataplane> Proxier<D> {
             }
             diff_server(*key, &server, found, self.ledger.drains(), &mut ops);
         }
-        self.compare_stale(&stale, &mut ops, now);
-        let kept = self.keep_addresses();
-        let (desired, observed) = (self.planner.desired(), &self.kernel.observed);
-        for &address in pending.addresses.union(&kept) {
+        self.compare_stale(planned, &stale, &mut ops);
+        let (desired, observed) = (planned.desired(), &self.state.observed);
+        for &address in &pending.addresses {
             diff_address(address, desired, observed, &mut ops);
         }
-        diff_carrier(self.needs_carrier(), desired, observed, &mut ops);
+        diff_carrier(needs_carrier(planned), desired, observed, &mut ops);
         ops
     }
 
-    /// Compares virtual servers that are not desired, and begins their retirements.
-    fn compare_stale(&mut self, stale: &[ipvs::ServiceKey], ops: &mut Ops, now: Duration) {
+    /// Compares virtual servers that are not desired.
+    fn compare_stale(&self, planned: Planned<'_>, stale: &[ipvs::ServiceKey], ops: &mut Ops) {
         if stale.is_empty() {
             return;
         }
-        self.retire(stale, now);
-        let territory = self.input.territory(&self.machine, &self.excluded);
+        let territory = self.territory(planned);
         let is_ours = |key: &ipvs::ServiceKey| territory.is_ours(key, self.ledger.owned());
         let rules = deletion_rules(&is_ours, &self.ledger);
         for key in stale {
-            let found = self.kernel.observed.virtual_servers.get(key);
+            let found = self.state.observed.virtual_servers.get(key);
             diff_stale_server(*key, found, &rules, ops);
         }
     }
+}
+
+/// Returns whether service addresses need the device `kube-ipvs0`.
+///
+/// Even without a service address, because Felix restarts whenever the device appears or disappears.
+fn needs_carrier(planned: Planned<'_>) -> bool {
+    planned.config().service_addresses.use_carrier()
 }
 
 fn deletion_rules<'a>(

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
+use super::{Kernel, Wanted};
 use crate::conntrack::{Stale, Strays, Swept};
-use crate::dataplane::ipvs::Wanted;
-use crate::dataplane::{Dataplane, Failure};
+use crate::dataplane::Failure;
 use crate::observed::ObservedServer;
 use crate::op::Op;
 use crate::timer::Timer;
@@ -17,7 +17,7 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// The flows that wait to be swept.
 #[derive(Debug)]
-pub(crate) struct Flows {
+pub(super) struct Flows {
     /// The virtual servers with stale flows, each with the last Op that made flows stale.
     ///
     /// A sweep compares all flows of a virtual server with the plan, so one Op suffices. A list would grow
@@ -40,7 +40,7 @@ impl Default for Flows {
 
 impl Flows {
     /// Notes the flows that `op` makes stale. It took effect at `now`; its virtual server was `known` before.
-    pub(crate) fn note(&mut self, op: &Op, known: Option<&ObservedServer>, now: Duration) {
+    pub(super) fn note(&mut self, op: &Op, known: Option<&ObservedServer>, now: Duration) {
         self.strays.record(op, known, now);
         if let Some(key) = op.service_key().filter(|_| Stale::may_result_from(op)) {
             self.unswept.insert(key, *op);
@@ -50,9 +50,9 @@ impl Flows {
     /// Deletes the stale flows; `None` if no flow can be stale.
     ///
     /// After a failure, the next sweep looks for the same flows again.
-    pub(crate) fn sweep(
+    pub(super) fn sweep(
         &mut self,
-        dataplane: &mut impl Dataplane,
+        kernel: &mut impl Kernel,
         wanted: Wanted<'_>,
         now: Duration,
     ) -> Option<Result<Swept, Failure>> {
@@ -63,7 +63,7 @@ impl Flows {
             self.retry.reset();
             return None;
         }
-        let result = dataplane.sweep_flows(&stale);
+        let result = kernel.sweep_flows(&stale);
         match &result {
             Ok(_) => {
                 self.unswept.clear();
@@ -80,13 +80,13 @@ impl Flows {
     }
 
     /// Returns when the next sweep is due.
-    pub(crate) fn next_due(&self) -> Option<Duration> {
+    pub(super) fn next_due(&self) -> Option<Duration> {
         let timers = [self.retry.due(), self.strays.next_due()];
         timers.into_iter().flatten().min()
     }
 
     #[cfg(test)]
-    pub(crate) fn unswept(&self) -> usize {
+    pub(super) fn unswept(&self) -> usize {
         self.unswept.len()
     }
 }

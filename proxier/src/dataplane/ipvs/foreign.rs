@@ -9,15 +9,13 @@ use std::net::IpAddr;
 
 use ipvs_netlink::{Forwarding, ServiceKey};
 
-use crate::dataplane::Dataplane;
-use crate::dataplane::ipvs::{KernelParts, Wanted};
+use super::{Ipvs, Kernel, Wanted};
+use crate::dataplane::Planned;
 use crate::frontend::Frontend;
 use crate::model::ServicePortName;
 use crate::observed::Observed;
 use crate::op::AddressForm;
 use crate::plan::{FrontendKind, ServiceAddresses};
-use crate::store::Touched;
-use crate::sync::Proxier;
 
 /// The virtual servers that an earlier service proxy may have left.
 #[derive(Clone, Debug, Default)]
@@ -30,21 +28,21 @@ pub(crate) struct Inherited {
     of_lost_ledger: Vec<ServiceKey>,
 }
 
-impl<D: Dataplane> Proxier<D> {
+impl<K: Kernel> Ipvs<K> {
     /// Notes which virtual servers an earlier service proxy left, at the first read of the kernel.
     ///
     /// Only then, because later the service addresses are those of this process: a foreign virtual server at one of them
     /// would count as left.
-    pub(crate) fn inherit(&mut self) {
-        if self.kernel.inherited.is_some() {
+    pub(super) fn inherit(&mut self, planned: Planned<'_>) {
+        if self.state.inherited.is_some() {
             return;
         }
         // Before this process writes any.
-        let has_our_rules = matches!(self.dataplane.rules_generation(), Ok(Some(_)));
-        let observed = &self.kernel.observed;
+        let has_our_rules = matches!(self.kernel.rules_generation(), Ok(Some(_)));
+        let observed = &self.state.observed;
         // Node ports have no service address. Without the ledger, any trace of kube-proxy or of an earlier process counts.
         // With it, kube-proxy alone has addresses on the device, unless they are the configured form.
-        let is_form = self.planner.config().service_addresses == ServiceAddresses::Dummy;
+        let is_form = planned.config().service_addresses == ServiceAddresses::Dummy;
         let has_traces = match self.ledger.is_whole() && !is_form {
             true => are_addresses_on_device(observed),
             false => observed.carrier.is_some() || !observed.addresses.is_empty(),
@@ -55,7 +53,7 @@ impl<D: Dataplane> Proxier<D> {
             let ServiceKey::Address { address, port, .. } = key else {
                 continue;
             };
-            let is_in_reach = match self.machine.has(&address) {
+            let is_in_reach = match planned.machine.has(&address) {
                 true => self
                     .rules
                     .as_ref()
@@ -71,52 +69,50 @@ impl<D: Dataplane> Proxier<D> {
             }
             if observed.has_address(address) {
                 inherited.at_service_addresses.insert(key);
-            } else if has_traces && self.machine.has(&address) {
+            } else if has_traces && planned.machine.has(&address) {
                 inherited.at_node_addresses.insert(key);
             }
         }
-        self.kernel.inherited = Some(inherited);
+        self.state.inherited = Some(inherited);
     }
 
-    /// Excludes the frontends among `keys` at which another program has a virtual server. Returns what may differ in the
-    /// kernel because of that.
-    pub(crate) fn exclude_foreign(&mut self, keys: &BTreeSet<ServiceKey>) -> KernelParts {
+    /// Excludes the frontends among `keys` at which another program has a virtual server. Returns whether there are any.
+    pub(super) fn exclude_foreign(
+        &mut self,
+        planned: Planned<'_>,
+        keys: &BTreeSet<ServiceKey>,
+    ) -> bool {
         let found: Vec<Frontend> = (keys.iter())
-            .filter(|key| self.is_foreign(key))
+            .filter(|key| self.is_foreign(planned, key))
             .filter_map(Frontend::of)
             .collect();
-        self.replan_without(found)
+        self.capabilities.foreign.extend(&found);
+        !found.is_empty()
     }
 
-    /// Does the same for all frontends, and plans those again whose foreign virtual server is gone.
-    pub(crate) fn exclude_all_foreign(&mut self) -> KernelParts {
-        let observed = &self.kernel.observed.virtual_servers;
-        let before = self.machine.foreign.len();
-        self.machine
-            .foreign
-            .retain(|frontend| observed.contains_key(&ServiceKey::from(*frontend)));
-        let mut changed = KernelParts::default();
-        if self.machine.foreign.len() < before {
-            changed = self.replan_without(Vec::new());
-        }
-        let frontends = self.planner.desired().frontends.keys().copied();
-        let is_foreign = |frontend: &Frontend| self.is_foreign(&(*frontend).into());
-        let found = frontends.filter(is_foreign).collect();
-        changed.extend(self.replan_without(found));
-        self.own_lost();
-        changed
+    /// Does the same for all frontends, and includes those again whose foreign virtual server is gone. Returns whether
+    /// the plan must be made again.
+    pub(super) fn exclude_all_foreign(&mut self, planned: Planned<'_>) -> bool {
+        let observed = &self.state.observed.virtual_servers;
+        let foreign = &mut self.capabilities.foreign;
+        let before = foreign.len();
+        foreign.retain(|frontend| observed.contains_key(&ServiceKey::from(*frontend)));
+        let has_less = foreign.len() < before;
+        let frontends = planned.desired().frontends.keys();
+        let keys = frontends.map(|frontend| (*frontend).into()).collect();
+        self.exclude_foreign(planned, &keys) || has_less
     }
 
     /// Records the virtual servers of an earlier process whose ledger was lost, so that this round deletes those that no
     /// Service asks for: the endpoint's address may be another tenant's by now.
     ///
     /// Not before the Node is known, because the plan may lack node ports until then.
-    fn own_lost(&mut self) {
-        let (Some(inherited), Some(_)) = (&mut self.kernel.inherited, self.input.snapshot.node())
+    pub(super) fn own_lost(&mut self, planned: Planned<'_>) {
+        let (Some(inherited), Some(_)) = (&mut self.state.inherited, planned.snapshot.node())
         else {
             return;
         };
-        let wanted = Wanted::new(self.planner.desired(), &self.marks);
+        let wanted = Wanted::new(planned.desired(), &self.marks);
         let mut lost = std::mem::take(&mut inherited.of_lost_ledger);
         lost.retain(|key| !wanted.contains(key) && !self.ledger.owned().contains(key));
         let Some(first) = lost.first() else {
@@ -134,28 +130,19 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
-    fn replan_without(&mut self, foreign: Vec<Frontend>) -> KernelParts {
-        self.machine.foreign.extend(foreign);
-        let snapshot = &self.input.snapshot;
-        let (machine, capabilities) = (&self.machine, &self.capabilities);
-        let none = Touched::none();
-        let changed = (self.planner).update(snapshot, machine, capabilities, none);
-        self.follow_plan(changed)
-    }
-
     /// Returns whether the kernel has a virtual server of another program at this desired frontend.
-    fn is_foreign(&self, key: &ServiceKey) -> bool {
+    fn is_foreign(&self, planned: Planned<'_>, key: &ServiceKey) -> bool {
         if self.ledger.owned().contains(key) {
             return false;
         }
-        let observed = &self.kernel.observed;
+        let observed = &self.state.observed;
         if !observed.virtual_servers.contains_key(key) {
             return false;
         }
         let Some(frontend) = Frontend::of(key) else {
             return false;
         };
-        let Some(plan) = self.planner.desired().frontends.get(&frontend) else {
+        let Some(plan) = planned.desired().frontends.get(&frontend) else {
             return false;
         };
         if plan.profile.kind == FrontendKind::ClusterIp {
@@ -163,7 +150,7 @@ impl<D: Dataplane> Proxier<D> {
         }
         let address = frontend.address;
         let is_node_port = plan.profile.kind == FrontendKind::NodePort;
-        let is_inherited = (self.kernel.inherited.as_ref()).is_some_and(|inherited| {
+        let is_inherited = (self.state.inherited.as_ref()).is_some_and(|inherited| {
             let is_node_port_left = is_node_port && inherited.at_node_addresses.contains(key);
             is_node_port_left || inherited.at_service_addresses.contains(key)
         });
@@ -175,7 +162,7 @@ impl<D: Dataplane> Proxier<D> {
         if is_inherited || is_of_kube_proxy {
             return false;
         }
-        let territory = self.input.territory(&self.machine, &self.excluded);
+        let territory = self.territory(planned);
         !territory.ours.iter().any(|range| range.contains(address))
     }
 }

@@ -6,24 +6,29 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
-use crate::dataplane::ipvs::Wanted;
-use crate::dataplane::{Dataplane, Failure, Outcome};
+use super::{Ipvs, Kernel, Wanted};
+use crate::dataplane::{Failure, Outcome, Planned};
 use crate::observed::ObservedServer;
 use crate::op::{AddressForm, Op, Ops};
-use crate::sync::Proxier;
 
-impl<D: Dataplane> Proxier<D> {
+impl<K: Kernel> Ipvs<K> {
     /// Ends the retries of what `ops`, all of this round, have achieved.
-    pub(crate) fn settle(&mut self, ops: &Ops) {
+    pub(super) fn settle(&mut self, ops: &Ops) {
         self.retries.settle();
         // After a start: insertions in order of the keys leave the nodes of the map half empty.
-        if ops.len() > self.kernel.observed.virtual_servers.len() {
-            self.kernel.observed.virtual_servers.pack();
+        if ops.len() > self.state.observed.virtual_servers.len() {
+            self.state.observed.virtual_servers.pack();
         }
     }
 
     /// Records the outcome of each Op in the ledger, the observed state and the retries.
-    pub(crate) fn learn(&mut self, ops: &[Op], outcomes: &[Outcome], now: Duration) {
+    pub(super) fn learn(
+        &mut self,
+        planned: Planned<'_>,
+        ops: &[Op],
+        outcomes: &[Outcome],
+        now: Duration,
+    ) {
         let mut outcomes = outcomes.iter();
         // The Ops of a virtual server follow each other. Those of addresses have no key.
         for run in ops.chunk_by(|one, next| one.service_key() == next.service_key()) {
@@ -35,18 +40,24 @@ impl<D: Dataplane> Proxier<D> {
                 }
             }
             match run.first().and_then(Op::service_key) {
-                Some(key) => self.learn_server(key, &effective, now),
+                Some(key) => self.learn_server(planned, key, &effective, now),
                 None => effective.iter().for_each(|op| self.learn_address(op, now)),
             }
         }
     }
 
     /// Records `ops`, which changed the virtual server `key`.
-    fn learn_server(&mut self, key: ipvs::ServiceKey, ops: &[&Op], now: Duration) {
-        let wanted = Wanted::new(self.planner.desired(), &self.marks).get(&key);
+    fn learn_server(
+        &mut self,
+        planned: Planned<'_>,
+        key: ipvs::ServiceKey,
+        ops: &[&Op],
+        now: Duration,
+    ) {
+        let wanted = Wanted::new(planned.desired(), &self.marks).get(&key);
         let is_of_server = |op: &Op| matches!(op, Op::AddService(_) | Op::DeleteService(_));
         for run in ops.chunk_by(|one, next| !is_of_server(one) && !is_of_server(next)) {
-            let found = self.kernel.observed.virtual_servers.get_mut(&key);
+            let found = self.state.observed.virtual_servers.get_mut(&key);
             for &op in run {
                 self.flows.note(op, found.as_deref(), now);
                 match *op {
@@ -66,10 +77,10 @@ impl<D: Dataplane> Proxier<D> {
             match (run, found) {
                 ([Op::AddService(service)], _) => {
                     let server = ObservedServer::empty(service);
-                    self.kernel.observed.virtual_servers.insert(key, server);
+                    self.state.observed.virtual_servers.insert(key, server);
                 }
                 ([Op::DeleteService(_)], _) => {
-                    self.kernel.observed.virtual_servers.remove(&key);
+                    self.state.observed.virtual_servers.remove(&key);
                 }
                 (_, Some(found)) => {
                     match wanted.filter(|wanted| found.is_filled_by(run, wanted.endpoints)) {
@@ -92,27 +103,27 @@ impl<D: Dataplane> Proxier<D> {
             Op::DeleteLeftover(_, AddressForm::Address) => {
                 // The routes on `lo` move to the carrier only after its last address is deleted, because the
                 // kernel deletes the routes of a device with its last address (`fib_disable_ip`).
-                self.kernel.knows_addresses = false;
-                self.kernel.follow_up.no_later_than(now);
+                self.state.knows_addresses = false;
+                self.state.follow_up.no_later_than(now);
             }
             _ => {}
         }
-        self.kernel.observed.record(op);
+        self.state.observed.record(op);
     }
 
     /// Makes the next round remove the other forms of `address`, whose configured form now exists.
     fn succeed_leftovers(&mut self, address: IpAddr, now: Duration) {
-        let mut leftovers = self.kernel.observed.leftovers_of(address);
+        let mut leftovers = self.state.observed.leftovers_of(address);
         if leftovers.next().is_some() {
-            self.kernel.pending.addresses.insert(address);
-            self.kernel.follow_up.no_later_than(now);
+            self.state.pending.addresses.insert(address);
+            self.state.follow_up.no_later_than(now);
         }
     }
 
     fn learn_failure(&mut self, op: &Op, failure: &Failure, now: Duration) {
         if failure.errno.is_none() {
             // The kernel's answer is lost, so only a resync tells which Ops took effect.
-            self.kernel.is_known = false;
+            self.state.is_known = false;
         }
         if let Op::AddService(service) = op
             && failure.errno == Some(Errno::EXIST)
@@ -130,7 +141,7 @@ impl<D: Dataplane> Proxier<D> {
             )
         {
             // The next round plans this virtual server with the default scheduler, or with rr.
-            self.kernel.pending.virtual_servers.insert(service.key);
+            self.state.pending.virtual_servers.insert(service.key);
             return;
         }
         self.retries.add(op, now);

@@ -10,28 +10,32 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use crate::dataplane::ipvs::Wanted;
-use crate::dataplane::{Dataplane, Failure};
+use super::{Ipvs, Kernel, Wanted};
+use crate::dataplane::{Failure, Planned};
 use crate::frontend::Frontend;
 use crate::model::{Protocol, ServicePortName};
 use crate::observed::CountedServer;
 use crate::plan;
-use crate::store::Touched;
-use crate::sync::Proxier;
+use crate::store::{Snapshot, Touched};
 
 /// Marks with fewer bits may be those of other programs.
 const FEW_BITS: u32 = 9;
 
-impl<D: Dataplane> Proxier<D> {
+impl<K: Kernel> Ipvs<K> {
     /// Retires the virtual servers among `stale` whose Service exists, and guards their frontends.
     ///
     /// Ends the retirement of a virtual server whose Service was deleted.
-    pub(crate) fn retire(&mut self, stale: &[ipvs::ServiceKey], now: Duration) {
-        let territory = self.input.territory(&self.machine, &self.excluded);
+    pub(super) fn retire_servers(
+        &mut self,
+        planned: Planned<'_>,
+        stale: &[ipvs::ServiceKey],
+        now: Duration,
+    ) {
+        let territory = self.territory(planned);
         for &key in stale {
-            let is_found = self.kernel.observed.virtual_servers.contains_key(&key);
+            let is_found = self.state.observed.virtual_servers.contains_key(&key);
             let drain = match is_found && territory.is_ours(&key, self.ledger.owned()) {
-                true => self.drain_time(&key),
+                true => self.drain_time(planned, &key),
                 false => Duration::ZERO,
             };
             // Another program deleted it, and its connections with it; or the Ops of this round do, if it is
@@ -48,9 +52,9 @@ impl<D: Dataplane> Proxier<D> {
     }
 
     /// Returns every stale virtual server, observed or retired. Retirements of desired ones must have ended.
-    pub(crate) fn retirable(&self) -> Vec<ipvs::ServiceKey> {
-        let wanted = self.wanted();
-        let observed = self.kernel.observed.virtual_servers.keys();
+    pub(super) fn retirable(&self, planned: Planned<'_>) -> Vec<ipvs::ServiceKey> {
+        let wanted = Wanted::new(planned.desired(), &self.marks);
+        let observed = self.state.observed.virtual_servers.keys();
         let stale = observed.filter(|key| !wanted.contains(key));
         let retired = self.ledger.retired().iter().map(|(key, _)| key);
         retired.chain(stale).collect()
@@ -60,10 +64,10 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// Only TCP drains, as for destinations: a UDP client may send from one port for ever. A virtual server
     /// in the service ranges without a record may belong to a Service that exists, so it drains too.
-    fn drain_time(&self, key: &ipvs::ServiceKey) -> Duration {
+    fn drain_time(&self, planned: Planned<'_>, key: &ipvs::ServiceKey) -> Duration {
         // IPVS gets packets before local sockets do. A retired virtual server would reject new connections
         // for the program that serves at a yielded device.
-        let yielded = &self.machine.yielded;
+        let yielded = &planned.machine.yielded;
         if key
             .address()
             .is_some_and(|address| yielded.contains_key(&address))
@@ -82,24 +86,24 @@ impl<D: Dataplane> Proxier<D> {
                 ipvs::ServiceKey::Address {
                     protocol: ipvs::Protocol::Tcp,
                     ..
-                } => self.planner.config().drain,
+                } => planned.config().drain,
                 _ => Duration::ZERO,
             };
         };
         // While the address stays local, this node cannot reach the machine that has it.
-        if (key.address()).is_some_and(|it| self.planner.is_elsewhere(&it, &owner.service)) {
+        if (key.address()).is_some_and(|it| planned.planner.is_elsewhere(&it, &owner.service)) {
             return Duration::ZERO;
         }
-        let snapshot = &self.input.snapshot;
+        let snapshot = planned.snapshot;
         let has_servers = || {
-            let found = self.kernel.observed.virtual_servers.get(key);
+            let found = self.state.observed.virtual_servers.get(key);
             let is_used = found.is_some_and(|found| !found.destinations.is_empty());
             is_used || !self.inside(key).is_empty()
         };
         if !snapshot.has_service(&owner.service) || !self.is_tcp(key, owner) || !has_servers() {
             return Duration::ZERO;
         }
-        let config = self.planner.config();
+        let config = planned.config();
         let service = snapshot.service(&owner.service);
         service.map_or(config.drain, |service| plan::drain(&service, config))
     }
@@ -111,7 +115,7 @@ impl<D: Dataplane> Proxier<D> {
         let (Some(_), Some(owner)) = (key.address(), owned.owner(key)) else {
             return Vec::new();
         };
-        let marks = self.kernel.marks().filter(|mark| {
+        let marks = self.state.marks().filter(|mark| {
             mark.family() == key.family()
                 && owned.owner(mark) == Some(owner)
                 && self.is_tcp(mark, owner)
@@ -137,7 +141,7 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// # Errors
     /// If the virtual server of its firewall mark cannot be read.
-    pub(crate) fn count_retired(
+    pub(super) fn count_retired(
         &mut self,
         key: &ipvs::ServiceKey,
         found: Option<&CountedServer>,
@@ -148,7 +152,7 @@ impl<D: Dataplane> Proxier<D> {
         }
         let mut inside = Vec::new();
         for mark in self.inside(key) {
-            inside.extend(self.dataplane.virtual_server(&mark)?);
+            inside.extend(self.kernel.virtual_server(&mark)?);
         }
         self.ledger.count_retired(key, found, &inside, now);
         Ok(())
@@ -158,10 +162,9 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// # Cost
     /// Linear in the retired virtual servers, and only if a Service was deleted.
-    pub(crate) fn release_orphans(&mut self) {
-        let snapshot = &self.input.snapshot;
+    pub(super) fn release_orphans(&mut self, snapshot: &Snapshot, touched: &Touched) {
         let retired = self.ledger.retired();
-        let may_have_deleted = || match &self.input.touched {
+        let may_have_deleted = || match touched {
             Touched::All => true,
             Touched::Some(names) => names.iter().any(|name| !snapshot.has_service(name)),
         };
@@ -174,33 +177,22 @@ impl<D: Dataplane> Proxier<D> {
             owner.is_some_and(|owner| !snapshot.has_service(&owner.service))
         };
         let keys = retired.iter().map(|(key, _)| key).filter(is_orphan);
-        self.kernel.pending.virtual_servers.extend(keys);
+        self.state.pending.virtual_servers.extend(keys);
     }
 
-    /// Plans the addresses of retired virtual servers as local. Returns those that changed.
+    /// Returns the addresses of retired virtual servers, which stay local.
     ///
     /// Skips the addresses of node ports, because another machine may have such an address by now.
     ///
     /// # Cost
     /// Linear in the retired virtual servers.
-    pub(crate) fn keep_addresses(&mut self) -> BTreeSet<IpAddr> {
-        let retired = self.ledger.retired();
-        let before = self.planner.kept_addresses();
-        if retired.is_empty() && before.is_empty() {
-            return BTreeSet::new();
-        }
-        let observed = &self.kernel.observed;
+    pub(super) fn kept_addresses(&self, planned: Planned<'_>) -> BTreeSet<IpAddr> {
+        let (before, observed) = (planned.planner.kept_addresses(), &self.state.observed);
         let is_service_address = |address: &IpAddr| {
-            !self.machine.has(address)
+            !planned.machine.has(address)
                 && (before.contains(address) || observed.has_address(*address))
         };
-        let kept = retired.addresses().filter(is_service_address).collect();
-        let snapshot = &self.input.snapshot;
-        let changed = self.planner.keep_addresses(kept, snapshot);
-        if let Some(rules) = &mut self.rules {
-            let wanted = Wanted::new(self.planner.desired(), &self.marks);
-            rules.filter.follow(wanted, &changed, snapshot.node());
-        }
-        changed.addresses
+        let retired = self.ledger.retired().addresses();
+        retired.filter(is_service_address).collect()
     }
 }

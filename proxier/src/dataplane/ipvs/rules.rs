@@ -2,20 +2,21 @@
 
 use std::time::Duration;
 
-use crate::dataplane::{Dataplane, Failure};
+use super::Kernel;
+use crate::dataplane::Failure;
 use crate::filter::{Filter, FilterConfig, Write};
 use crate::ledger::{Ledger, WrittenRules};
 use crate::timer::Timer;
 
 /// The packet rules, and when a refused write is tried again.
 #[derive(Debug)]
-pub(crate) struct Rules {
-    pub(crate) filter: Filter,
-    pub(crate) retry: Timer,
+pub(super) struct Rules {
+    pub(super) filter: Filter,
+    pub(super) retry: Timer,
 }
 
 impl Rules {
-    pub(crate) fn new(config: FilterConfig) -> Self {
+    pub(super) fn new(config: FilterConfig) -> Self {
         Self {
             filter: Filter::new(config),
             retry: Timer::retry(),
@@ -26,12 +27,12 @@ impl Rules {
     ///
     /// If the generation is the recorded one, no program has changed any rule since our last write. The
     /// check costs two requests; reading the rules of 10,000 Services back takes 50 ms.
-    pub(crate) fn check(
+    pub(super) fn check(
         &mut self,
-        dataplane: &mut impl Dataplane,
+        kernel: &mut impl Kernel,
         ledger: &Ledger,
     ) -> Result<(), Failure> {
-        match (dataplane.rules_generation()?, ledger.rules()) {
+        match (kernel.rules_generation()?, ledger.rules()) {
             (Some(generation), Some(written)) if generation == written.generation => {
                 self.filter.trust(written.fingerprint);
             }
@@ -43,9 +44,9 @@ impl Rules {
     /// Writes the pending rules in one transaction and records them in the ledger.
     ///
     /// `None` if no rules are pending, or if a refused write is not yet due again.
-    pub(crate) fn write(
+    pub(super) fn write(
         &mut self,
-        dataplane: &mut impl Dataplane,
+        kernel: &mut impl Kernel,
         ledger: &mut Ledger,
         now: Duration,
     ) -> Option<Result<(), Failure>> {
@@ -58,8 +59,8 @@ impl Rules {
             return None;
         };
         let written = match write {
-            Write::Commands(commands) => dataplane.change_rules(self.filter.table(), &commands),
-            Write::Table => dataplane.replace_rules(self.filter.table()),
+            Write::Commands(commands) => kernel.change_rules(self.filter.table(), &commands),
+            Write::Table => kernel.replace_rules(self.filter.table()),
         };
         match written {
             Ok(generation) => {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ipvs_netlink::SchedulerName;
 
-use crate::dataplane::Dataplane;
+use super::Kernel;
 use crate::plan::{Changed, Desired};
 use crate::timer::Timer;
 
@@ -25,7 +25,7 @@ const MAX_MISSING: usize = 64;
 
 /// The schedulers that the kernel has, and timers. [`crate::plan::Capabilities`] has the missing ones.
 #[derive(Debug)]
-pub(crate) struct Schedulers {
+pub(super) struct Schedulers {
     available: BTreeSet<Arc<str>>,
     /// Schedulers that were missing before; no round has reported them yet.
     found: Vec<Arc<str>>,
@@ -50,9 +50,9 @@ impl Schedulers {
     /// Asks the kernel for the schedulers in `changed` that it was not asked for yet.
     ///
     /// Adds those that the kernel lacks to `missing`. Returns whether it lacks any.
-    pub(crate) fn ask(
+    pub(super) fn ask(
         &mut self,
-        dataplane: &mut impl Dataplane,
+        kernel: &mut impl Kernel,
         desired: &Desired,
         changed: &Changed,
         missing: &mut BTreeSet<Arc<str>>,
@@ -70,7 +70,7 @@ impl Schedulers {
         let before = missing.len();
         for name in new {
             let is_missing =
-                missing.len() >= MAX_MISSING || has_scheduler(dataplane, &name) == Some(false);
+                missing.len() >= MAX_MISSING || has_scheduler(kernel, &name) == Some(false);
             // Without an answer, the Ops show whether the kernel has the scheduler.
             match is_missing {
                 true => missing.insert(name),
@@ -85,9 +85,9 @@ impl Schedulers {
     }
 
     /// When due, asks the kernel again for `missing`, and removes those that it has now.
-    pub(crate) fn ask_again(
+    pub(super) fn ask_again(
         &mut self,
-        dataplane: &mut impl Dataplane,
+        kernel: &mut impl Kernel,
         missing: &mut BTreeSet<Arc<str>>,
         now: Duration,
     ) {
@@ -97,7 +97,7 @@ impl Schedulers {
         // `lacks` adds names without a limit.
         let asked = missing.iter().take(MAX_MISSING);
         let found: Vec<Arc<str>> = asked
-            .filter(|name| has_scheduler(dataplane, name) == Some(true))
+            .filter(|name| has_scheduler(kernel, name) == Some(true))
             .cloned()
             .collect();
         for name in &found {
@@ -112,14 +112,14 @@ impl Schedulers {
     }
 
     /// Returns the schedulers that [`Schedulers::ask_again`] found since the last call.
-    pub(crate) fn take_found(&mut self) -> Vec<Arc<str>> {
+    pub(super) fn take_found(&mut self) -> Vec<Arc<str>> {
         std::mem::take(&mut self.found)
     }
 
     /// Records that an Op failed at `now` because the kernel lacks `name`. Returns whether that is new.
     ///
     /// The kernel could not answer the question, or the module was unloaded since.
-    pub(crate) fn lacks(
+    pub(super) fn lacks(
         &mut self,
         name: &str,
         missing: &mut BTreeSet<Arc<str>>,
@@ -136,12 +136,12 @@ impl Schedulers {
     }
 
     /// Clears the timer of the next round, because a round begins.
-    pub(crate) fn begin_round(&mut self) {
+    pub(super) fn begin_round(&mut self) {
         self.again.clear();
     }
 
     /// Returns when a round is due.
-    pub(crate) fn next_due(&self) -> Option<Duration> {
+    pub(super) fn next_due(&self) -> Option<Duration> {
         let timers = [self.again.due(), self.ask_again.due()];
         timers.into_iter().flatten().min()
     }
@@ -155,9 +155,9 @@ impl Schedulers {
 }
 
 /// Returns whether the dataplane has the scheduler `name`; `None` if it cannot tell.
-fn has_scheduler(dataplane: &mut impl Dataplane, name: &str) -> Option<bool> {
+fn has_scheduler(kernel: &mut impl Kernel, name: &str) -> Option<bool> {
     match SchedulerName::new(name) {
-        Ok(name) => dataplane.has_scheduler(name).ok().flatten(),
+        Ok(name) => kernel.has_scheduler(name).ok().flatten(),
         // No dataplane has a scheduler with such a name.
         Err(_) => Some(false),
     }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use ipvs_netlink::{Family, ServiceKey};
 
 use super::foreign::Inherited;
-use crate::dataplane::ipvs::{KernelParts, Wanted};
-use crate::dataplane::{Dataplane, Failure, Portion};
+use super::kernel::Portion;
+use super::{Kernel, KernelParts, Wanted};
+use crate::dataplane::Failure;
 use crate::ledger::Owned;
 use crate::observed::{Carrier, Observed};
 use crate::plan::Desired;
@@ -18,7 +19,7 @@ use crate::timer::Timer;
 /// The longest time between two resyncs that read all virtual servers over netlink; in large tables
 /// [`rarity`] multiplies it.
 ///
-/// The other resyncs look first ([`Dataplane::shows_virtual_servers`]), which costs a fraction of a full
+/// The other resyncs look first ([`Kernel::shows_virtual_servers`]), which costs a fraction of a full
 /// read. So drift in a field that a look does not show lasts this long at most.
 const READ_PERIOD: Duration = Duration::from_secs(600);
 
@@ -30,25 +31,25 @@ const LOOKS_PER_RESYNC: usize = 8_000;
 
 /// The observed state of the kernel, and the parts of it that may differ from the plan.
 #[derive(Debug)]
-pub(crate) struct KernelState {
+pub(super) struct KernelState {
     /// The state as last read or written.
-    pub(crate) observed: Observed,
+    pub(super) observed: Observed,
     /// Whether `observed` can be trusted: it was read, and since then no answer was lost.
-    pub(crate) is_known: bool,
+    pub(super) is_known: bool,
     /// Whether `observed` has the present service addresses: since they were read, only Ops changed any.
-    pub(crate) knows_addresses: bool,
+    pub(super) knows_addresses: bool,
     /// Whether another program may have changed service addresses.
-    pub(crate) suspects_drift: bool,
+    pub(super) suspects_drift: bool,
     /// When the next step of a change between forms of addresses is due.
-    pub(crate) follow_up: Timer,
+    pub(super) follow_up: Timer,
     /// When all virtual servers were last read over netlink, in time since boot.
     read_at: Duration,
     /// The number of looks at the beginning since the last look or read of all virtual servers.
     glances: u32,
     /// The virtual servers and addresses that the next round compares.
-    pub(crate) pending: KernelParts,
+    pub(super) pending: KernelParts,
     /// The virtual servers without a record that an earlier service proxy left; `None` before the first read.
-    pub(crate) inherited: Option<Inherited>,
+    pub(super) inherited: Option<Inherited>,
 }
 
 impl Default for KernelState {
@@ -69,7 +70,7 @@ impl Default for KernelState {
 
 impl KernelState {
     /// Returns the virtual servers of firewall marks, owned and foreign.
-    pub(crate) fn marks(&self) -> impl Iterator<Item = ServiceKey> + '_ {
+    pub(super) fn marks(&self) -> impl Iterator<Item = ServiceKey> + '_ {
         let key = |family, mark| ServiceKey::Mark { family, mark };
         let (first, last) = (key(Family::V4, 0), key(Family::V6, u32::MAX));
         let servers = self.observed.virtual_servers.range(first, last);
@@ -79,7 +80,7 @@ impl KernelState {
     /// Takes the observed state, so that a resync can find drift from it; `None` if it is unknown.
     ///
     /// Until the resync has read it, the state is unknown.
-    pub(crate) fn expected(&mut self) -> Option<Observed> {
+    pub(super) fn expected(&mut self) -> Option<Observed> {
         let is_known = std::mem::take(&mut self.is_known);
         is_known.then(|| std::mem::take(&mut self.observed))
     }
@@ -88,16 +89,16 @@ impl KernelState {
     ///
     /// If a look shows the expected virtual servers, they are not read. If the look is only at the
     /// beginning of the table, addresses are read only after a notification.
-    pub(crate) fn read(
+    pub(super) fn read(
         &mut self,
         expected: Option<Observed>,
-        dataplane: &mut impl Dataplane,
+        kernel: &mut impl Kernel,
         wanted: Wanted<'_>,
         owned: &Owned,
         now: Duration,
     ) -> Result<KernelParts, Failure> {
         let Some(mut expected) = expected else {
-            self.read_all(dataplane, wanted, owned, now)?;
+            self.read_all(kernel, wanted, owned, now)?;
             return Ok(KernelParts::default());
         };
         let rarity = rarity(&expected);
@@ -107,8 +108,8 @@ impl KernelState {
             false => Portion::Whole,
         };
         // Without `may_look`, a full read is due for the fields that no look shows.
-        if !may_look || !dataplane.shows_virtual_servers(&expected.virtual_servers, portion) {
-            self.read_all(dataplane, wanted, owned, now)?;
+        if !may_look || !kernel.shows_virtual_servers(&expected.virtual_servers, portion) {
+            self.read_all(kernel, wanted, owned, now)?;
             return Ok(drift(&expected, &self.observed, wanted));
         }
         self.glances = match portion {
@@ -120,7 +121,7 @@ impl KernelState {
             self.observed = expected;
             return Ok(KernelParts::default());
         }
-        let before = expected.replace_addresses(dataplane.addresses()?);
+        let before = expected.replace_addresses(kernel.addresses()?);
         let before = (&before.addresses, before.carrier);
         let drifted = address_drift(before, (&expected.addresses, expected.carrier));
         self.observed = expected;
@@ -129,12 +130,12 @@ impl KernelState {
 
     fn read_all(
         &mut self,
-        dataplane: &mut impl Dataplane,
+        kernel: &mut impl Kernel,
         wanted: Wanted<'_>,
         owned: &Owned,
         now: Duration,
     ) -> Result<(), Failure> {
-        self.observed = dataplane.observe(wanted, &mut owned.keys())?;
+        self.observed = kernel.observe(wanted, &mut owned.keys())?;
         self.read_at = now;
         self.glances = 0;
         Ok(())
@@ -152,7 +153,7 @@ fn rarity(expected: &Observed) -> u32 {
 ///
 /// Google's guest agent makes such a route for each forwarded address. The Service works with either
 /// route. The kernel keeps both because their metrics differ, and uses ours when the other one is deleted.
-pub(crate) fn contested(observed: &Observed, desired: &Desired) -> Vec<Problem> {
+pub(super) fn contested(observed: &Observed, desired: &Desired) -> Vec<Problem> {
     let contested = observed.foreign.iter();
     let contested = contested.filter(|(address, _)| desired.addresses.contains_key(address));
     contested
@@ -185,7 +186,7 @@ fn drift(expected: &Observed, found: &Observed, wanted: Wanted<'_>) -> KernelPar
 type Local<'a> = (&'a SplitMap<IpAddr, Option<IpAddr>>, Option<Carrier>);
 
 /// Returns the drift of the service addresses and of the carrier alone.
-pub(crate) fn address_drift(expected: Local<'_>, found: Local<'_>) -> KernelParts {
+pub(super) fn address_drift(expected: Local<'_>, found: Local<'_>) -> KernelParts {
     let addresses = expected.0.keys().chain(found.0.keys());
     KernelParts {
         addresses: addresses

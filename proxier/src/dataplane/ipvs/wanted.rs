@@ -240,15 +240,6 @@ impl<'a> WantedServer<'a> {
     }
 }
 
-impl KernelParts {
-    /// Adds the parts of `other`.
-    pub(crate) fn extend(&mut self, other: Self) {
-        self.virtual_servers.extend(other.virtual_servers);
-        self.addresses.extend(other.addresses);
-        self.carrier |= other.carrier;
-    }
-}
-
 impl MarkedClients {
     /// Returns the virtual server of the mark.
     pub fn key(&self, family: Family) -> ipvs::ServiceKey {

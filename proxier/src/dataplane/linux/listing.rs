@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use ipvs_netlink as ipvs;
 use ipvs_netlink::listing::{self, ListedDestination, ListedService};
 
-use crate::dataplane::Portion;
+use crate::dataplane::ipvs::Portion;
 use crate::observed::ObservedServer;
 use crate::split_map::SplitMap;
 

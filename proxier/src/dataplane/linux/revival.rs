@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use ipvs_netlink::{self as ipvs, ServiceKey};
 
-use crate::dataplane::Portion;
+use crate::dataplane::ipvs::Portion;
 use crate::op::Op;
 
 /// The fewest additions that are reordered. In fewer, a search costs less than the reordering.

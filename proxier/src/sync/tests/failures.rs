@@ -9,8 +9,9 @@ fn an_unwritable_ledger_delays_no_service_and_loses_no_record() {
     let blocked = directory.path().join("blocked");
     std::fs::write(&blocked, "not a folder").unwrap();
     let mut proxier = serving(&path);
-    let swept = proxier.dataplane.swept.len();
+    let swept = proxier.dataplane.kernel.swept.len();
     proxier
+        .dataplane
         .ledger
         .move_to(LedgerFile::new(blocked.join("ledger")));
     let is_recorded = |applied: &Applied| applied.unrecorded.is_none();
@@ -18,12 +19,12 @@ fn an_unwritable_ledger_delays_no_service_and_loses_no_record() {
     // The packet rules change too, and their fingerprint is a record of the ledger.
     receive(&mut proxier, &[node(), service()]);
     assert!(!is_recorded(&proxier.sync(START).unwrap()));
-    assert_eq!(proxier.dataplane.swept.len(), swept + 1);
+    assert_eq!(proxier.dataplane.kernel.swept.len(), swept + 1);
 
     let endpoints = slice(&["10.244.1.2", "10.244.1.3"]);
     receive(&mut proxier, &[node(), service(), endpoints]);
     assert!(!is_recorded(&proxier.sync(START).unwrap()));
-    let last = proxier.dataplane.swept.last();
+    let last = proxier.dataplane.kernel.swept.last();
     let returned = last.map(|stale| stale.returned().len());
     assert_eq!(returned, Some(1), "10.244.1.2 was removed and is back");
 
@@ -36,51 +37,54 @@ fn an_unwritable_ledger_delays_no_service_and_loses_no_record() {
         1,
         "only the ledger fails: {applied:?}"
     );
-    assert_eq!(proxier.dataplane.state.virtual_servers.len(), 4);
+    assert_eq!(proxier.dataplane.kernel.state.virtual_servers.len(), 4);
 
     std::fs::remove_file(&blocked).unwrap();
     let due = proxier.next_due().unwrap();
     assert!(is_recorded(&proxier.sync(due).unwrap()));
-    assert_eq!(proxier.ledger.next_due(), None);
+    assert_eq!(proxier.ledger().next_due(), None);
     let written = Ledger::open(LedgerFile::new(blocked.join("ledger"))).unwrap();
-    assert_eq!(written.owned(), proxier.ledger.owned());
-    assert_eq!(written.rules(), proxier.ledger.rules());
+    assert_eq!(written.owned(), proxier.ledger().owned());
+    assert_eq!(written.rules(), proxier.ledger().rules());
 }
 
 #[test]
 fn failing_sweeps_do_not_accumulate() {
     let directory = tempfile::tempdir().unwrap();
     let mut proxier = serving(&directory.path().join("ledger"));
-    proxier.dataplane.refuses_sweeps = true;
+    proxier.dataplane.kernel.refuses_sweeps = true;
     for round in 0..50_u8 {
         let endpoint = format!("10.244.2.{round}");
         receive(&mut proxier, &[node(), service(), slice(&[&endpoint])]);
         let applied = proxier.sync(START).unwrap();
         assert!(matches!(applied.flows, Some(Err(_))), "{applied:?}");
-        assert_eq!(proxier.flows.unswept(), 2, "one for each frontend");
+        assert_eq!(proxier.dataplane.unswept(), 2, "one for each frontend");
     }
-    proxier.dataplane.refuses_sweeps = false;
+    proxier.dataplane.kernel.refuses_sweeps = false;
     let due = proxier.next_due().unwrap();
     let applied = proxier.sync(due).unwrap();
     assert!(matches!(applied.flows, Some(Ok(_))), "{applied:?}");
-    assert_eq!(proxier.flows.unswept(), 0);
+    assert_eq!(proxier.dataplane.unswept(), 0);
 }
 
 #[test]
 fn a_resync_repairs_rules_that_another_program_changed() {
     let directory = tempfile::tempdir().unwrap();
     let mut proxier = serving(&directory.path().join("ledger"));
-    let kernel = &mut proxier.dataplane;
+    let kernel = &mut proxier.dataplane.kernel;
     let rules = kernel.rules.as_mut().unwrap();
     let sets = rules.sets.values_mut();
     sets.for_each(|set| *set = set.without_elements());
     kernel.rules_generation += 1;
     proxier.resync(START).unwrap();
-    assert_eq!(proxier.dataplane.rules, Some(rules_from_scratch(&proxier)));
-    let writes = proxier.dataplane.writes;
+    assert_eq!(
+        proxier.dataplane.kernel.rules,
+        Some(rules_from_scratch(&proxier))
+    );
+    let writes = proxier.dataplane.kernel.writes;
     proxier.resync(START).unwrap();
     assert_eq!(
-        proxier.dataplane.writes, writes,
+        proxier.dataplane.kernel.writes, writes,
         "the rules were read and are equal"
     );
 }
@@ -98,14 +102,17 @@ fn a_frontend_with_source_ranges_waits_for_its_rules() {
     let applied = proxier.sync(START).unwrap();
     assert_eq!(applied.failures().count(), 1, "only the rules fail");
     let has_virtual_server = |proxier: &Fake| {
-        let mut keys = proxier.dataplane.state.virtual_servers.keys();
+        let mut keys = proxier.dataplane.kernel.state.virtual_servers.keys();
         keys.any(|key| key.to_string() == "UDP 198.51.100.5:53")
     };
     assert!(!has_virtual_server(&proxier));
     let due = proxier.next_due().unwrap();
     assert_eq!(proxier.sync(due).unwrap().failures().count(), 0);
     assert!(has_virtual_server(&proxier));
-    assert_eq!(proxier.dataplane.rules, Some(rules_from_scratch(&proxier)));
+    assert_eq!(
+        proxier.dataplane.kernel.rules,
+        Some(rules_from_scratch(&proxier))
+    );
 }
 
 #[test]
@@ -116,14 +123,14 @@ fn a_failing_read_delays_no_other_virtual_server_until_the_next_resync() {
     refuse_after(&mut proxier, 1);
     receive(&mut proxier, &whole_cluster());
     assert!(proxier.sync(START).unwrap().failures().count() > 0);
-    assert_eq!(proxier.dataplane.state.virtual_servers.len(), 0);
-    proxier.dataplane.faults.clear();
+    assert_eq!(proxier.dataplane.kernel.state.virtual_servers.len(), 0);
+    proxier.dataplane.kernel.faults.clear();
 
-    proxier.dataplane.failing_reads = 1;
+    proxier.dataplane.kernel.failing_reads = 1;
     let due = proxier.next_due().unwrap();
     proxier.sync(due).unwrap_err();
     // The daemon tries again after a second.
     proxier.sync(due + Duration::from_secs(1)).unwrap();
-    assert_eq!(proxier.dataplane.state.virtual_servers.len(), 2);
-    assert_eq!(proxier.dataplane.state.addresses.len(), 2);
+    assert_eq!(proxier.dataplane.kernel.state.virtual_servers.len(), 2);
+    assert_eq!(proxier.dataplane.kernel.state.addresses.len(), 2);
 }

@@ -42,7 +42,7 @@ fn key_of(mark: u32) -> ipvs::ServiceKey {
 
 /// Returns the marks that the kernel has virtual servers for.
 fn marks(proxier: &Fake) -> Vec<u32> {
-    let keys = proxier.dataplane.state.virtual_servers.keys();
+    let keys = proxier.dataplane.kernel.state.virtual_servers.keys();
     let marks = keys.filter_map(|key| match key {
         ipvs::ServiceKey::Mark { mark, .. } => Some(mark),
         _ => None,
@@ -84,7 +84,7 @@ fn a_virtual_server_of_another_program_keeps_its_mark() {
             let mut proxier = draining_proxier(kernel, &ledger, DRAIN);
             receive(&mut proxier, &[node()]);
             proxier.sync(START).unwrap();
-            create(&mut proxier.dataplane);
+            create(&mut proxier.dataplane.kernel);
             receive(&mut proxier, &cluster());
             proxier.sync(START).unwrap();
             proxier
@@ -97,12 +97,12 @@ fn a_virtual_server_of_another_program_keeps_its_mark() {
         assert!(rules(&proxier).contains(&format!("inside-{:08x}", own[0])));
         proxier.resync(START).unwrap();
         // The next process, and the deletion of the Service, leave it alone too.
-        let mut next = started(proxier.dataplane, &ledger);
+        let mut next = started(proxier.dataplane.kernel, &ledger);
         assert_eq!(marks(&next).len(), 2);
         receive(&mut next, &[node()]);
         next.sync(START).unwrap();
         assert_eq!(marks(&next), [mark]);
-        let found = &next.dataplane.state.virtual_servers[&key_of(mark)];
+        let found = &next.dataplane.kernel.state.virtual_servers[&key_of(mark)];
         assert_eq!(*found, foreign);
         assert!(!next.ledger().owned().contains(&key_of(mark)));
     }
@@ -116,17 +116,17 @@ fn marks_stay_over_restarts_and_are_new_without_the_ledger() {
     let mode = std::fs::metadata(&ledger).unwrap().permissions().mode();
     assert_eq!(mode & 0o077, 0, "others read the key");
     let before = marks(&first);
-    let mut kernel = first.dataplane;
+    let mut kernel = first.dataplane.kernel;
     kernel.mark_key = MarkKey::new([1; 16]);
     let writes = kernel.clone();
     let next = started(kernel, &ledger);
     assert_eq!(marks(&next), before);
-    assert_eq!(next.dataplane.state, writes.state);
+    assert_eq!(next.dataplane.kernel.state, writes.state);
 
     std::fs::remove_file(&ledger).unwrap();
-    let last = started(next.dataplane, &ledger);
+    let last = started(next.dataplane.kernel, &ledger);
     // The old virtual server keeps its connections. No rule sends new ones to it.
-    let old = &last.dataplane.state.virtual_servers[&key_of(before[0])];
+    let old = &last.dataplane.kernel.state.virtual_servers[&key_of(before[0])];
     assert_eq!(*old, writes.state.virtual_servers[&key_of(before[0])]);
     let new = first_mark(MarkKey::new([1; 16]));
     assert!(marks(&last).contains(&new) && marks(&last).len() == 2);
@@ -151,7 +151,7 @@ fn lose_key(ledger: &Path) {
 fn the_virtual_server_of_a_new_mark_exists_before_the_rules_that_set_it() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = directory.path().join("ledger");
-    let mut kernel = started(FakeKernel::default(), &ledger).dataplane;
+    let mut kernel = started(FakeKernel::default(), &ledger).dataplane.kernel;
     lose_key(&ledger);
     kernel.mark_key = MarkKey::new([1; 16]);
     // After a virtual server with two destinations.
@@ -161,7 +161,7 @@ fn the_virtual_server_of_a_new_mark_exists_before_the_rules_that_set_it() {
     let applied = next.sync(START).unwrap();
     assert!(matches!(applied.rules, Some(Err(_))));
     let new = key_of(first_mark(MarkKey::new([1; 16])));
-    let found = &next.dataplane.state.virtual_servers[&new];
+    let found = &next.dataplane.kernel.state.virtual_servers[&new];
     assert_eq!(found.destinations.len(), 2);
 }
 
@@ -186,7 +186,7 @@ fn a_retired_frontend_waits_for_the_connections_of_each_mark() {
     receive(&mut first, &with(&addresses));
     first.sync(START).unwrap();
     let old = key_of(marks(&first)[0]);
-    let mut kernel = first.dataplane;
+    let mut kernel = first.dataplane.kernel;
     let destination = kernel.state.virtual_servers[&old]
         .destinations
         .iter()
@@ -216,13 +216,14 @@ fn a_retired_frontend_waits_for_the_connections_of_each_mark() {
     let has = |proxier: &Fake| {
         proxier
             .dataplane
+            .kernel
             .state
             .virtual_servers
             .contains_key(&removed)
     };
     next.sync(START + Duration::from_secs(3)).unwrap();
     assert!(has(&next));
-    next.dataplane.connections.clear();
+    next.dataplane.kernel.connections.clear();
     next.sync(START + Duration::from_secs(40)).unwrap();
     next.sync(START + Duration::from_secs(80)).unwrap();
     assert!(!has(&next));
@@ -257,11 +258,11 @@ fn an_old_mark_drains(mark: u32) {
     let mut proxier = started(kernel, &ledger);
     let has_old = |proxier: &Fake| marks(proxier).contains(&mark);
     assert!(has_old(&proxier) && marks(&proxier).len() == 2);
-    let found = &proxier.dataplane.state.virtual_servers[&key];
+    let found = &proxier.dataplane.kernel.state.virtual_servers[&key];
     assert!(found.destinations.iter().all(|it| it.weight == 0));
     proxier.sync(START + Duration::from_secs(2)).unwrap();
     assert!(has_old(&proxier));
-    proxier.dataplane.connections.clear();
+    proxier.dataplane.kernel.connections.clear();
     proxier.sync(START + Duration::from_secs(40)).unwrap();
     assert!(!has_old(&proxier));
 }

@@ -30,7 +30,7 @@ fn cluster() -> Vec<Manifest> {
 }
 
 fn addresses(proxier: &Fake) -> Vec<String> {
-    let addresses = proxier.dataplane.state.addresses.keys();
+    let addresses = proxier.dataplane.kernel.state.addresses.keys();
     addresses.map(|address| address.to_string()).collect()
 }
 
@@ -66,7 +66,7 @@ fn without_nf_tables_only_frontends_that_need_no_rules_are_served() {
     assert_eq!((applied.ops.len(), applied.held_back.len()), (0, 6));
 
     // The administrator runs modprobe nf_tables.
-    proxier.dataplane.lacks_nf_tables = false;
+    proxier.dataplane.kernel.lacks_nf_tables = false;
     let due = proxier.next_due().unwrap();
     let applied = proxier.sync(due).unwrap();
     assert_eq!(
@@ -74,8 +74,14 @@ fn without_nf_tables_only_frontends_that_need_no_rules_are_served() {
         (0, 0)
     );
     assert_eq!(addresses(&proxier).len(), cluster_ips.len() + 3);
-    assert_eq!(proxier.dataplane.state.virtual_servers.len(), 4 + 6 + 1);
-    assert_eq!(proxier.dataplane.rules, Some(rules_from_scratch(&proxier)));
+    assert_eq!(
+        proxier.dataplane.kernel.state.virtual_servers.len(),
+        4 + 6 + 1
+    );
+    assert_eq!(
+        proxier.dataplane.kernel.rules,
+        Some(rules_from_scratch(&proxier))
+    );
 }
 
 /// A process that starts on such a kernel keeps the frontends that an earlier one created.
@@ -85,7 +91,7 @@ fn without_nf_tables_existing_frontends_stay() {
     let mut first = proxier(FakeKernel::default(), &directory.path().join("ledger"));
     receive(&mut first, &cluster());
     first.sync(START).unwrap();
-    let mut kernel = first.dataplane.clone();
+    let mut kernel = first.dataplane.kernel.clone();
     let state = kernel.state.clone();
     kernel.rules = None;
     kernel.lacks_nf_tables = true;
@@ -93,5 +99,5 @@ fn without_nf_tables_existing_frontends_stay() {
     receive(&mut next, &cluster());
     let applied = next.sync(START).unwrap();
     assert_eq!(applied.held_back.len(), 0);
-    assert_eq!(next.dataplane.state, state);
+    assert_eq!(next.dataplane.kernel.state, state);
 }

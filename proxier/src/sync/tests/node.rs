@@ -69,17 +69,17 @@ fn node_ports_stay_while_the_next_process_does_not_know_the_node() {
     kernel.machine.addresses = [address, [172, 18, 0, 1].into()].into();
     let primary = |kernel| {
         let mut proxier = proxier(kernel, &ledger);
-        proxier.planner = Planner::new(PlanConfig {
+        proxier.cluster.planner = Planner::new(PlanConfig {
             node_port_addresses: NodePortAddresses::Primary,
-            ..proxier.planner.config().clone()
+            ..proxier.cluster.planner.config().clone()
         });
         proxier
     };
     let mut first = primary(kernel);
     receive(&mut first, &[node(), node_port(), slice(&["10.244.1.2"])]);
     first.sync(START).unwrap();
-    assert_eq!(first.dataplane.state.virtual_servers.len(), 2);
-    let mut next = primary(first.dataplane);
+    assert_eq!(first.dataplane.kernel.state.virtual_servers.len(), 2);
+    let mut next = primary(first.dataplane.kernel);
     receive(&mut next, &[node_port(), slice(&["10.244.1.2"])]);
     let is_of_server = |op: &Op| op.service_key().is_some();
     let ops = next.sync(START).unwrap().ops;
@@ -88,7 +88,7 @@ fn node_ports_stay_while_the_next_process_does_not_know_the_node() {
     let moved = Manifest::node("node-a").address("172.18.0.1");
     receive(&mut next, &[moved, node_port(), slice(&["10.244.1.2"])]);
     next.sync(START).unwrap();
-    let keys: Vec<String> = (next.dataplane.state.virtual_servers.keys())
+    let keys: Vec<String> = (next.dataplane.kernel.state.virtual_servers.keys())
         .map(|key| key.to_string())
         .collect();
     assert_eq!(keys, ["UDP 10.96.3.1:53", "UDP 172.18.0.1:30053"]);

@@ -12,10 +12,10 @@ fn a_removed_frontend_keeps_its_guard_until_its_virtual_server_is_deleted() {
         let mut proxier = serving(&directory.path().join(accepted.to_string()));
         receive(&mut proxier, &[node()]);
         refuse_after(&mut proxier, accepted);
-        let before = proxier.dataplane.writes;
+        let before = proxier.dataplane.kernel.writes;
         let applied = proxier.sync(START).unwrap();
         assert_eq!(applied.failures().count() == 0, accepted == DELETION_WRITES);
-        assert!(proxier.dataplane.writes - before <= DELETION_WRITES);
+        assert!(proxier.dataplane.kernel.writes - before <= DELETION_WRITES);
         let rules = rules(&proxier);
         assert_eq!(rules.contains(FRONTEND), accepted == 0, "{rules}");
         if accepted < DELETION_WRITES - 1 {
@@ -23,7 +23,7 @@ fn a_removed_frontend_keeps_its_guard_until_its_virtual_server_is_deleted() {
             assert!(rules.contains(GUARD), "{rules}");
         }
         if accepted == DELETION_WRITES - 1 {
-            let state = &proxier.dataplane.state;
+            let state = &proxier.dataplane.kernel.state;
             assert!(state.virtual_servers.is_empty() && state.addresses.is_empty());
         } else {
             assert_guarded(&proxier);
@@ -37,16 +37,17 @@ fn a_frontend_that_cannot_be_deleted_delays_no_other() {
     let directory = tempfile::tempdir().unwrap();
     let mut proxier = serving(&directory.path().join("ledger"));
     receive(&mut proxier, &[node()]);
-    let second_address = proxier.dataplane.writes + 2;
+    let second_address = proxier.dataplane.kernel.writes + 2;
     proxier
         .dataplane
+        .kernel
         .faults
         .insert(second_address, Fault::Refused);
     let applied = proxier.sync(START).unwrap();
     assert_eq!(applied.failures().count(), 1);
-    assert_eq!(proxier.dataplane.state.addresses.len(), 1);
+    assert_eq!(proxier.dataplane.kernel.state.addresses.len(), 1);
     assert_guarded(&proxier);
-    let addresses = &proxier.dataplane.rules.as_ref().unwrap().sets["service-addresses-4"];
+    let addresses = &proxier.dataplane.kernel.rules.as_ref().unwrap().sets["service-addresses-4"];
     assert_eq!(addresses.len(), 1);
     assert_removed(&mut proxier, 2 * START);
 }
@@ -56,7 +57,7 @@ fn a_frontend_removed_while_no_process_ran_is_guarded_until_it_is_deleted() {
     let directory = tempfile::tempdir().unwrap();
     for accepted in 1..=DELETION_WRITES {
         let ledger = directory.path().join(accepted.to_string());
-        let kernel = serving(&ledger).dataplane;
+        let kernel = serving(&ledger).dataplane.kernel;
         let mut next = proxier(kernel, &ledger);
         receive(&mut next, &[node()]);
         refuse_after(&mut next, accepted);
@@ -98,13 +99,13 @@ fn rules_are_written_twice_only_if_an_op_needs_a_guard() {
         ("it loses its endpoints", vec![node(), service()], 1),
         ("it is deleted", vec![node()], 2),
     ] {
-        let before = proxier.dataplane.rules_generation;
+        let before = proxier.dataplane.kernel.rules_generation;
         receive(&mut proxier, &manifests);
         let applied = proxier.sync(START).unwrap();
         assert_eq!(applied.failures().count(), 0, "{change}");
         let rules = rules_from_scratch(&proxier);
-        assert_eq!(proxier.dataplane.rules, Some(rules), "{change}");
-        let written = proxier.dataplane.rules_generation - before;
+        assert_eq!(proxier.dataplane.kernel.rules, Some(rules), "{change}");
+        let written = proxier.dataplane.kernel.rules_generation - before;
         assert_eq!(written, transactions, "{change}");
     }
 }

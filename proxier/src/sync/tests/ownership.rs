@@ -7,7 +7,7 @@ use crate::store::Parsed;
 
 /// Returns a process with the whole input, after one that served everything and lost its ledger.
 fn successor_without_ledger(ledger: &Path) -> Fake {
-    let kernel = serving(ledger).dataplane;
+    let kernel = serving(ledger).dataplane.kernel;
     std::fs::remove_file(ledger).unwrap();
     let mut next = proxier(kernel, ledger);
     receive(&mut next, &whole_cluster());
@@ -22,7 +22,7 @@ fn a_process_without_the_ledger_adopts_the_virtual_servers_of_the_plan() {
     assert_eq!(next.sync(START).unwrap().ops, []);
     assert_eq!(next.ledger().owned().len(), 2);
     // The next process reads the adopted virtual servers from the ledger.
-    let mut last = proxier(next.dataplane, &ledger);
+    let mut last = proxier(next.dataplane.kernel, &ledger);
     receive(&mut last, &[node()]);
     assert_removed(&mut last, START);
 }
@@ -50,7 +50,7 @@ fn a_ledger_that_another_program_removes_is_written_anew() {
     let more = open_service("more", "10.96.3.2", "198.51.100.6");
     receive(&mut first, &[&whole_cluster()[..], &[more]].concat());
     first.sync(START).unwrap();
-    let mut next = proxier(first.dataplane, &ledger);
+    let mut next = proxier(first.dataplane.kernel, &ledger);
     assert_eq!(next.ledger().owned().len(), 4);
     receive(&mut next, &[node()]);
     assert_removed(&mut next, START);
@@ -78,7 +78,12 @@ fn a_doubtful_service_range_deletes_nothing_of_another_program() {
     let directory = tempfile::tempdir().unwrap();
     let mut proxier = serving(&directory.path().join("ledger"));
     let node_address: IpAddr = [172, 18, 0, 2].into();
-    proxier.dataplane.machine.addresses.insert(node_address);
+    proxier
+        .dataplane
+        .kernel
+        .machine
+        .addresses
+        .insert(node_address);
     let foreign = |address: [u8; 4]| ipvs::ServiceKey::Address {
         protocol: ipvs::Protocol::Tcp,
         address: address.into(),
@@ -88,7 +93,7 @@ fn a_doubtful_service_range_deletes_nothing_of_another_program() {
     let stale = foreign([10, 96, 0, 9]);
     for key in others.into_iter().chain([stale]) {
         let service = ipvs::Service::new(key, "rr".parse().unwrap());
-        proxier.dataplane.apply(&[Op::AddService(service)]);
+        proxier.dataplane.kernel.apply(&[Op::AddService(service)]);
     }
     let ranges = ["0.0.0.0/0", "172.18.0.0/16", "10.96.0.0/16"];
     proxier.receive([Event::ServiceCidrs(Update::Apply(Parsed {
@@ -100,7 +105,7 @@ fn a_doubtful_service_range_deletes_nothing_of_another_program() {
         problems: Vec::new(),
     }))]);
     proxier.resync(START).unwrap();
-    let found = &proxier.dataplane.state.virtual_servers;
+    let found = &proxier.dataplane.kernel.state.virtual_servers;
     assert!(others.iter().all(|key| found.contains_key(key)));
     assert!(!found.contains_key(&stale));
     let problems = proxier.problems().into_iter();
@@ -165,8 +170,13 @@ fn a_virtual_server_of_another_program_is_not_adopted() {
         if is_running {
             proxier.sync(START).unwrap();
         }
-        let key = foreign_server(&mut proxier.dataplane, address, ipvs::Protocol::Udp, 53);
-        let before = proxier.dataplane.state.virtual_servers[&key].clone();
+        let key = foreign_server(
+            &mut proxier.dataplane.kernel,
+            address,
+            ipvs::Protocol::Udp,
+            53,
+        );
+        let before = proxier.dataplane.kernel.state.virtual_servers[&key].clone();
         receive(
             &mut proxier,
             &with_greedy(&IpAddr::from(address).to_string()),
@@ -179,7 +189,7 @@ fn a_virtual_server_of_another_program_is_not_adopted() {
             proxier.sync(now).unwrap();
         }
         assert_eq!(proxier.resync(now).unwrap().ops, []);
-        let state = &proxier.dataplane.state;
+        let state = &proxier.dataplane.kernel.state;
         assert_eq!(state.virtual_servers[&key], before);
         assert!(!proxier.ledger().owned().contains(&key));
         assert!(!state.addresses.contains_key(&VIP.into()));
@@ -199,7 +209,7 @@ fn a_virtual_server_of_another_program_is_not_adopted() {
         assert!(state.virtual_servers.contains_key(&node_port));
 
         // The other program ends.
-        proxier.dataplane.apply(&[Op::DeleteService(key)]);
+        proxier.dataplane.kernel.apply(&[Op::DeleteService(key)]);
         proxier.resync(now).unwrap();
         assert!(proxier.ledger().owned().contains(&key));
         assert_eq!(proxier.problems(), []);
@@ -216,7 +226,7 @@ fn what_an_earlier_process_left_is_deleted_without_its_ledger() {
         let mut first = proxier(kernel, &ledger);
         receive(&mut first, &with_greedy("198.51.100.99"));
         first.sync(START).unwrap();
-        let mut kernel = first.dataplane;
+        let mut kernel = first.dataplane.kernel;
         std::fs::remove_file(&ledger).unwrap();
         let ours: Vec<_> = kernel.state.virtual_servers.keys().collect();
         let udp = ipvs::Protocol::Udp;
@@ -230,14 +240,14 @@ fn what_an_earlier_process_left_is_deleted_without_its_ledger() {
         receive(&mut next, &whole_cluster()[known..]);
         next.resync(START).unwrap();
         let node_port = |proxier: &Fake| {
-            let mut keys = proxier.dataplane.state.virtual_servers.keys();
+            let mut keys = proxier.dataplane.kernel.state.virtual_servers.keys();
             keys.any(|key| matches!(key, ipvs::ServiceKey::Address { port: 30_053, .. } if key != others[1]))
         };
         assert_eq!(node_port(&next), !has_node);
         receive(&mut next, &whole_cluster());
         next.resync(START).unwrap();
         assert!(!node_port(&next));
-        let left: Vec<_> = next.dataplane.state.virtual_servers.keys().collect();
+        let left: Vec<_> = next.dataplane.kernel.state.virtual_servers.keys().collect();
         let is_greedy = |key: &ipvs::ServiceKey| next.ledger().owned().owner(key).is_none();
         let strangers = left.iter().filter(|key| is_greedy(key));
         // Without service ranges, its cluster IP is recognised by our route.
@@ -254,7 +264,7 @@ fn the_virtual_servers_of_kube_proxy_are_adopted() {
         let node_address: IpAddr = [172, 18, 0, 2].into();
         let mut kernel = FakeKernel::default();
         if has_ledger {
-            kernel = serving(&ledger).dataplane;
+            kernel = serving(&ledger).dataplane.kernel;
         }
         kernel.machine.addresses.insert(node_address);
         for address in [[10, 96, 3, 9], VIP] {

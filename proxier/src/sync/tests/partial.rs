@@ -13,11 +13,11 @@ fn a_running_proxier_changes_only_what_the_readable_part_changes() {
         ("the Service is not readable", vec![node(), endpoints()]),
     ] {
         let mut proxier = serving(&directory.path().join(label));
-        let before = proxier.dataplane.clone();
+        let before = proxier.dataplane.kernel.clone();
         receive_part(&mut proxier, &part);
         assert_eq!(proxier.resync(START).unwrap().ops, [], "{label}");
-        assert_eq!(proxier.dataplane.state, before.state, "{label}");
-        assert_eq!(proxier.dataplane.rules, before.rules, "{label}");
+        assert_eq!(proxier.dataplane.kernel.state, before.state, "{label}");
+        assert_eq!(proxier.dataplane.kernel.rules, before.rules, "{label}");
         receive(&mut proxier, &[node()]);
         assert_removed(&mut proxier, START);
     }
@@ -33,7 +33,7 @@ fn a_running_proxier_changes_only_what_the_readable_part_changes() {
 fn a_new_process_waits_for_the_whole_input_if_the_kernel_has_state_of_ours() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = directory.path().join("ledger");
-    let mut next = proxier(serving(&ledger).dataplane, &ledger);
+    let mut next = proxier(serving(&ledger).dataplane.kernel, &ledger);
     assert!(!next.is_complete());
     receive_part(&mut next, &[node(), service()]);
     assert!(!next.may_start().unwrap());
@@ -46,7 +46,7 @@ fn a_new_process_waits_for_the_whole_input_if_the_kernel_has_state_of_ours() {
 fn every_kind_of_own_state_prevents_a_start_with_partial_input() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = directory.path().join("ledger");
-    let whole = serving(&ledger).dataplane;
+    let whole = serving(&ledger).dataplane.kernel;
     let rules_only = FakeKernel {
         state: Observed::default(),
         ..whole.clone()
@@ -81,7 +81,7 @@ fn a_new_process_programs_the_readable_part_if_the_kernel_has_no_state_of_ours()
     receive_part(&mut first, &whole_cluster());
     assert!(first.may_start().unwrap());
     first.sync(START).unwrap();
-    assert_eq!(first.dataplane.state.virtual_servers.len(), 2);
+    assert_eq!(first.dataplane.kernel.state.virtual_servers.len(), 2);
     receive(&mut first, &[node()]);
     assert_removed(&mut first, START);
 }
@@ -92,12 +92,12 @@ fn rules_do_not_reject_an_address_that_became_the_machines_own() {
     let address = IpAddr::from([198, 51, 100, 5]);
     let mut proxier = serving(&directory.path().join("ledger"));
     assert!(is_rejected(&proxier, address));
-    proxier.dataplane.machine.addresses.insert(address);
+    proxier.dataplane.kernel.machine.addresses.insert(address);
     receive_part(&mut proxier, &[node()]);
     proxier.resync(START).unwrap();
     assert!(!is_rejected(&proxier, address));
     // A changed generation makes the next resync write all rules again.
-    proxier.dataplane.rules_generation += 1;
+    proxier.dataplane.kernel.rules_generation += 1;
     proxier.resync(START).unwrap();
     assert!(!is_rejected(&proxier, address));
 }

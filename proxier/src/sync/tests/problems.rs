@@ -34,11 +34,11 @@ fn the_kept_list_follows_what_decides_about_service_ranges() {
     assert_eq!(objects(&mut proxier), [""; 0]);
     // Of the machine, and then of the snapshot.
     let address = [172, 18, 0, 2].into();
-    proxier.dataplane.machine.addresses.insert(address);
+    proxier.dataplane.kernel.machine.addresses.insert(address);
     assert_eq!(objects(&mut proxier), ["ServiceCIDR oops"]);
-    proxier.dataplane.machine.addresses.remove(&address);
+    proxier.dataplane.kernel.machine.addresses.remove(&address);
     assert_eq!(objects(&mut proxier), [""; 0]);
-    proxier.dataplane.machine.addresses.insert(address);
+    proxier.dataplane.kernel.machine.addresses.insert(address);
     assert_eq!(objects(&mut proxier), ["ServiceCIDR oops"]);
     proxier.receive([Event::ServiceCidrs(Update::Delete(name))]);
     assert_eq!(objects(&mut proxier), [""; 0]);

@@ -44,7 +44,7 @@ impl Edited {
             directory,
         };
         edited.edit(&[service]);
-        let kernel = &mut edited.proxier.dataplane;
+        let kernel = &mut edited.proxier.dataplane.kernel;
         for (key, server) in kernel.state.virtual_servers.iter() {
             for destination in server.destinations.iter() {
                 let open = Connections {
@@ -89,24 +89,24 @@ impl Edited {
 
     /// Replaces the process by a new one, after SIGKILL.
     fn restart(&mut self) {
-        let kernel = std::mem::take(&mut self.proxier.dataplane);
+        let kernel = std::mem::take(&mut self.proxier.dataplane.kernel);
         let ledger = self.directory.path().join("ledger");
         self.proxier = draining_proxier(kernel, &ledger, DRAIN);
     }
 
     fn close_connections(&mut self) {
-        self.proxier.dataplane.connections.clear();
+        self.proxier.dataplane.kernel.connections.clear();
     }
 
     fn servers(&self) -> Vec<String> {
-        let servers = self.proxier.dataplane.state.virtual_servers.keys();
+        let servers = self.proxier.dataplane.kernel.state.virtual_servers.keys();
         servers.map(|key| key.to_string()).collect()
     }
 
     /// Returns the virtual servers that the plan lacks, each with the weights of its destinations.
     fn stale(&self) -> Vec<(String, Vec<u32>)> {
         let wanted = self.proxier.wanted();
-        let servers = self.proxier.dataplane.state.virtual_servers.iter();
+        let servers = self.proxier.dataplane.kernel.state.virtual_servers.iter();
         let stale = servers.filter(|(key, _)| !wanted.contains(key));
         let weights = |server: &crate::observed::ObservedServer| {
             let destinations = server.destinations.iter();
@@ -118,7 +118,7 @@ impl Edited {
     }
 
     fn has_address(&self, address: &str) -> bool {
-        let addresses = &self.proxier.dataplane.state.addresses;
+        let addresses = &self.proxier.dataplane.kernel.state.addresses;
         addresses.contains_key(&address.parse().unwrap())
     }
 
@@ -134,12 +134,12 @@ impl Edited {
         self.pass(60);
         assert_eq!(self.proxier.next_due(), None);
         assert_eq!(self.stale(), []);
-        let state = &self.proxier.dataplane.state;
+        let state = &self.proxier.dataplane.kernel.state;
         let addresses = state.addresses.iter();
         let addresses: BTreeMap<_, _> = addresses.map(|(it, source)| (it, *source)).collect();
         assert_eq!(addresses, self.proxier.desired().addresses);
         let rules = rules_from_scratch(&self.proxier);
-        assert_eq!(self.proxier.dataplane.rules, Some(rules));
+        assert_eq!(self.proxier.dataplane.kernel.rules, Some(rules));
         assert!(self.proxier.ledger().retired().is_empty());
     }
 }
@@ -212,15 +212,15 @@ fn an_edit_retires_a_virtual_server_until_its_last_connection_ends() {
 
         // The next process continues, and has nothing to write.
         edited.restart();
-        let writes = edited.proxier.dataplane.writes;
+        let writes = edited.proxier.dataplane.kernel.writes;
         edited.receive(std::slice::from_ref(&after));
         let preview = edited.proxier.preview(edited.now).unwrap();
         assert_eq!((preview.ops, preview.changes_rules), (vec![], false));
         edited.sync();
-        assert_eq!(edited.proxier.dataplane.writes, writes);
+        assert_eq!(edited.proxier.dataplane.kernel.writes, writes);
         assert_retired(&edited);
         edited.proxier.resync(edited.now).unwrap();
-        assert_eq!(edited.proxier.dataplane.writes, writes);
+        assert_eq!(edited.proxier.dataplane.kernel.writes, writes);
 
         edited.close_connections();
         edited.assert_settled();
@@ -265,7 +265,7 @@ fn an_undone_edit_serves_the_frontend_again() {
         edited.edit(&[after]);
         edited.edit(&[before]);
         assert!(edited.stale().iter().all(|(key, _)| key != server));
-        let mut servers = edited.proxier.dataplane.state.virtual_servers.iter();
+        let mut servers = edited.proxier.dataplane.kernel.state.virtual_servers.iter();
         let again = servers.find(|(key, _)| key.to_string() == server);
         let weights = again.unwrap().1.destinations.iter().map(|it| it.weight);
         assert!(weights.eq([1, 1]));
@@ -307,7 +307,7 @@ fn the_virtual_server_of_a_firewall_mark_is_retired_with_its_policy() {
     let service = web().ingress(INGRESS);
     let mut edited = Edited::serving(local(service.clone()));
     let marks = |edited: &Edited| {
-        let keys = edited.proxier.dataplane.state.virtual_servers.keys();
+        let keys = edited.proxier.dataplane.kernel.state.virtual_servers.keys();
         keys.filter(|key| key.address().is_none()).count()
     };
     assert_eq!(marks(&edited), 1);
@@ -329,7 +329,7 @@ fn an_address_stays_while_clients_inside_may_use_it() {
     let with_address = local(with_node_port(30_080).ingress(INGRESS));
     let mut edited = Edited::serving(with_address);
     let is_mark = |key: &ipvs::ServiceKey| key.address().is_none();
-    let connections = &mut edited.proxier.dataplane.connections;
+    let connections = &mut edited.proxier.dataplane.kernel.connections;
     connections.retain(|(key, _), _| is_mark(key));
     edited.edit(&[local(with_node_port(30_080))]);
     edited.pass(40);
@@ -343,10 +343,16 @@ fn an_address_stays_while_clients_inside_may_use_it() {
 fn the_address_of_a_retired_virtual_server_is_restored_if_another_program_deletes_it() {
     let mut edited = Edited::serving(web().ingress(INGRESS));
     edited.edit(&[web()]);
-    edited.proxier.dataplane.state.addresses.clear();
+    edited.proxier.dataplane.kernel.state.addresses.clear();
     edited.proxier.resync(edited.now).unwrap();
     assert!(edited.has_address(INGRESS) && edited.has_address("10.96.3.1"));
-    edited.proxier.dataplane.state.virtual_servers.clear();
+    edited
+        .proxier
+        .dataplane
+        .kernel
+        .state
+        .virtual_servers
+        .clear();
     edited.proxier.resync(edited.now).unwrap();
     edited.assert_settled();
 }
@@ -376,7 +382,7 @@ fn a_failed_op_of_a_retirement_is_repeated() {
         edited.receive(&[web()]);
         refuse_after(&mut edited.proxier, accepted);
         let _ = edited.proxier.sync(edited.now).unwrap();
-        edited.proxier.dataplane.faults.clear();
+        edited.proxier.dataplane.kernel.faults.clear();
         edited.pass(30);
         let [(_, weights)] = &edited.stale()[..] else {
             panic!("{:?}", edited.stale());
@@ -388,7 +394,7 @@ fn a_failed_op_of_a_retirement_is_repeated() {
         refuse_after(&mut edited.proxier, accepted);
         edited.now = edited.proxier.next_due().unwrap();
         let _ = edited.proxier.sync(edited.now).unwrap();
-        edited.proxier.dataplane.faults.clear();
+        edited.proxier.dataplane.kernel.faults.clear();
         edited.assert_settled();
     }
 }

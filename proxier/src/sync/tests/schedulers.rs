@@ -22,7 +22,7 @@ fn cluster() -> Vec<Manifest> {
 /// Returns the number of virtual servers in the kernel with each scheduler.
 fn schedulers(proxier: &Fake) -> BTreeMap<String, usize> {
     let mut count = BTreeMap::new();
-    for server in proxier.dataplane.state.virtual_servers.values() {
+    for server in proxier.dataplane.kernel.state.virtual_servers.values() {
         let scheduler = server.definition.scheduler.unwrap();
         *count.entry(scheduler.to_string()).or_default() += 1;
     }
@@ -45,14 +45,17 @@ fn a_missing_scheduler_costs_one_question_and_no_failed_op() {
     let applied = proxier.sync(START).unwrap();
     assert_eq!(applied.failures().count(), 0);
     assert_eq!(schedulers(&proxier), [("rr".to_owned(), 100)].into());
-    assert_eq!(proxier.dataplane.scheduler_questions, 3, "wlc, mh and rr");
+    assert_eq!(
+        proxier.dataplane.kernel.scheduler_questions, 3,
+        "wlc, mh and rr"
+    );
     // Problems: one for each annotation, and one for the default.
     assert_eq!(proxier.problems().len(), 51);
 
     // Later rounds ask no more.
     receive(&mut proxier, &cluster());
     proxier.resync(START).unwrap();
-    assert_eq!(proxier.dataplane.scheduler_questions, 3);
+    assert_eq!(proxier.dataplane.kernel.scheduler_questions, 3);
 }
 
 #[test]
@@ -67,7 +70,7 @@ fn a_missing_scheduler_is_used_when_the_kernel_has_it() {
     let mut now = proxier.next_due().unwrap();
     let applied = proxier.sync(now).unwrap();
     assert_eq!((applied.ops.len(), applied.found_schedulers.len()), (0, 0));
-    assert_eq!(proxier.dataplane.scheduler_questions, 5);
+    assert_eq!(proxier.dataplane.kernel.scheduler_questions, 5);
 
     // The administrator runs modprobe ip_vs_wlc, and later modprobe ip_vs_mh.
     for (scheduler, expected) in [
@@ -75,7 +78,7 @@ fn a_missing_scheduler_is_used_when_the_kernel_has_it() {
         ("mh", vec![("mh", 50), ("wlc", 50)]),
     ] {
         let name: ipvs::SchedulerName = scheduler.parse().unwrap();
-        proxier.dataplane.lacks.remove(&name);
+        proxier.dataplane.kernel.lacks.remove(&name);
         let due = proxier.next_due().unwrap();
         assert_eq!(due - now, Duration::from_secs(300));
         now = due;
@@ -130,8 +133,8 @@ fn invented_schedulers_cost_a_bounded_number_of_questions() {
     receive(&mut proxier, &services);
     assert_eq!(proxier.sync(START).unwrap().failures().count(), 0);
     assert_eq!(schedulers(&proxier), [("rr".to_owned(), 200)].into());
-    assert!(proxier.dataplane.scheduler_questions <= 65);
+    assert!(proxier.dataplane.kernel.scheduler_questions <= 65);
     let now = proxier.next_due().unwrap();
     proxier.sync(now).unwrap();
-    assert!(proxier.dataplane.scheduler_questions <= 65 + 64);
+    assert!(proxier.dataplane.kernel.scheduler_questions <= 65 + 64);
 }

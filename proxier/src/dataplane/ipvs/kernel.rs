@@ -1,0 +1,222 @@
+//! The kernel behind a trait: reads its state, and applies [`Op`]s and packet rules.
+//!
+//! `tests/conformance.rs` runs the same tests on a real kernel and on the one in memory, so that tests on the latter say
+//! something about the former.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use ipvs_netlink::{SchedulerName, ServiceKey};
+
+use super::Wanted;
+use crate::conntrack::{Stale, Swept};
+use crate::dataplane::{Failure, Outcome};
+use crate::marks::MarkKey;
+use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
+use crate::op::Op;
+use crate::plan::{Capabilities, Changed, Machine};
+use crate::problem::Problem;
+use crate::split_map::SplitMap;
+
+/// The most Ops of one call, if the dataplane does not sort them itself.
+///
+/// It bounds the memory of the first round. One system call takes 128, so larger parts would save few
+/// calls.
+pub(crate) const MAX_OPS: usize = 2_048;
+
+/// A kernel with virtual servers, service addresses and packet rules.
+pub trait Kernel {
+    /// Reads the machine's own addresses.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn machine(&mut self) -> Result<Machine, Failure>;
+
+    /// Returns what this dataplane can do on `machine`. Missing schedulers are not among it ([`Self::has_scheduler`]).
+    fn capabilities(&mut self, machine: &Machine) -> Capabilities {
+        let _ = machine;
+        Capabilities::default()
+    }
+
+    /// Reads each link's first IPv4 address that is not link-local, by the link's name.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn link_addresses(&mut self) -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {
+        Ok(BTreeMap::new())
+    }
+
+    /// Returns a new key of firewall marks, which nobody can predict.
+    ///
+    /// # Errors
+    /// If the kernel gives no random bytes.
+    fn draw_mark_key(&mut self) -> Result<MarkKey, Failure>;
+
+    /// Calls `each` once for every virtual server of the network namespace, owned or foreign.
+    ///
+    /// Virtual servers of `known`, some of which need not exist, are never missing. Another one may be while
+    /// a second program changes virtual servers ([`ipvs_netlink::Client::walk`]).
+    ///
+    /// The order is arbitrary. Memory does not grow with the number of virtual servers.
+    ///
+    /// # Errors
+    /// If any part cannot be read whole.
+    fn virtual_servers(
+        &mut self,
+        known: &mut dyn Iterator<Item = ServiceKey>,
+        each: &mut dyn FnMut(CountedServer),
+    ) -> Result<(), Failure>;
+
+    /// Returns whether a cheap look at this portion of the kernel's table shows the `expected` virtual
+    /// servers, owned and foreign: all of them if it is the whole table.
+    ///
+    /// `false`: something differs, or the look failed. The look shows addresses, schedulers, one-packet
+    /// scheduling, affinity, forwarding methods and weights. It does not show other scheduler flags, the
+    /// persistence engine, thresholds and tunnel parameters.
+    fn shows_virtual_servers(
+        &mut self,
+        expected: &SplitMap<ServiceKey, ObservedServer>,
+        portion: Portion,
+    ) -> bool;
+
+    /// Reads one virtual server; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// If it cannot be read whole.
+    fn virtual_server(&mut self, key: &ServiceKey) -> Result<Option<CountedServer>, Failure>;
+
+    /// Reads the service addresses and their device.
+    ///
+    /// # Errors
+    /// If they cannot be read whole.
+    fn addresses(&mut self) -> Result<LocalAddresses, Failure>;
+
+    /// Returns whether the state serves clients while no process of ours runs.
+    fn serves_alone(&self) -> bool {
+        true
+    }
+
+    /// Reads the state that [`crate::diff`] compares with what is `wanted`.
+    ///
+    /// No virtual server that is desired or of `known` is missing. Destinations that equal the desired ones
+    /// share their memory.
+    ///
+    /// # Errors
+    /// If any part cannot be read whole.
+    fn observe(
+        &mut self,
+        wanted: Wanted<'_>,
+        known: &mut dyn Iterator<Item = ServiceKey>,
+    ) -> Result<Observed, Failure> {
+        let mut observed = Observed::default();
+        let servers = &mut observed.virtual_servers;
+        let mut known = wanted.keys().chain(known);
+        self.virtual_servers(&mut known, &mut |found| {
+            let mut server = found.server;
+            if let Some(wanted) = wanted.get(&found.key) {
+                server.destinations.settle(wanted.endpoints);
+            }
+            servers.insert(found.key, server);
+        })?;
+        servers.pack();
+        observed.replace_addresses(self.addresses()?);
+        Ok(observed)
+    }
+
+    /// Returns the generation of the namespace's packet rules; `None` if our table does not exist.
+    ///
+    /// Each transaction of any program changes the generation.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn rules_generation(&mut self) -> Result<Option<u32>, Failure>;
+
+    /// Applies `commands`, which lead to `table`, to our packet rules in one transaction.
+    ///
+    /// Commands that do not fit the kernel's rules fail, or lead to [`Kernel::replace_rules`].
+    /// Returns the generation in which the kernel has exactly `table`; `None` if it is unknown.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or its answer is lost. Its rules are unknown then.
+    fn change_rules(
+        &mut self,
+        table: &nftables::Table,
+        commands: &[nftables::Command],
+    ) -> Result<Option<u32>, Failure>;
+
+    /// Reads our packet rules back and changes what differs from `table`.
+    ///
+    /// Returns a generation as [`Kernel::change_rules`] does.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or its answer is lost.
+    fn replace_rules(&mut self, table: &nftables::Table) -> Result<Option<u32>, Failure>;
+
+    /// Deletes our packet rules, if they exist.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or its answer is lost.
+    fn delete_rules(&mut self) -> Result<(), Failure>;
+
+    /// Deletes exactly the stale flows from connection tracking.
+    ///
+    /// # Errors
+    /// If the kernel refuses. Some flows may be deleted then.
+    fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure>;
+
+    /// Copies the admissions of the changed frontends from the plan.
+    ///
+    /// Only for a dataplane that decides about clients itself. With IPVS, packet rules decide.
+    fn admit(&mut self, wanted: Wanted<'_>, changed: &Changed) {
+        let _ = (wanted, changed);
+    }
+
+    /// Returns the parts of the plan that this dataplane leaves out, and why.
+    fn problems(&self, wanted: Wanted<'_>) -> Vec<Problem> {
+        let _ = wanted;
+        Vec::new()
+    }
+
+    /// Returns a number that increases when [`Kernel::problems`] may have changed.
+    fn problems_revision(&self) -> u64 {
+        0
+    }
+
+    /// Returns whether the kernel has the scheduler `name`, without a change of any virtual server.
+    ///
+    /// `None` if the kernel cannot tell. Then only an Op shows it ([`Failure::is_scheduler_missing`]).
+    ///
+    /// # Errors
+    /// If the request fails.
+    fn has_scheduler(&mut self, name: SchedulerName) -> Result<Option<bool>, Failure>;
+
+    /// Returns the most Ops that one call of [`Kernel::apply`] should get. It bounds the memory for them.
+    fn most_ops(&self) -> usize {
+        MAX_OPS
+    }
+
+    /// Applies `ops` in order and returns the outcome of each.
+    ///
+    /// After a failed Op, the following ones are applied all the same.
+    fn apply(&mut self, ops: &[Op]) -> Vec<Outcome>;
+}
+
+/// The portion of the kernel's virtual servers that a look compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Portion {
+    /// The first few in the kernel's order. They show that the table was flushed.
+    Beginning,
+    /// All.
+    Whole,
+}
+
+impl Portion {
+    /// Returns the number of virtual servers after which the look ends.
+    pub(crate) fn limit(self) -> usize {
+        match self {
+            Self::Beginning => 5,
+            Self::Whole => usize::MAX,
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Reading the kernel: all of it at a resync, else what is due.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipvs_netlink as ipvs;
+
+use super::state::address_drift;
+use super::{Ipvs, Kernel, KernelParts, Wanted};
+use crate::dataplane::{Failure, Planned};
+use crate::ledger::Owned;
+
+impl<K: Kernel> Ipvs<K> {
+    /// Reads what the plan depends on, before planning.
+    pub(super) fn begin_resync(&mut self, planned: Planned<'_>) -> Result<(), Failure> {
+        let before = std::mem::take(&mut self.capabilities);
+        self.capabilities = crate::plan::Capabilities {
+            // Each name is asked for once.
+            missing_schedulers: before.missing_schedulers,
+            foreign: before.foreign,
+            ..self.kernel.capabilities(planned.machine)
+        };
+        if let Some(rules) = &mut self.rules
+            && rules.filter.needs_links()
+        {
+            rules.filter.set_links(&self.kernel.link_addresses()?);
+        }
+        let marks = self.set_mark_key(planned)?;
+        if let Some(rules) = &mut self.rules {
+            let wanted = Wanted::new(planned.desired(), &self.marks);
+            rules.filter.follow_marks(wanted, &marks);
+        }
+        self.state.pending.virtual_servers.extend(marks.servers);
+        Ok(())
+    }
+
+    /// Reads the whole kernel. Returns whether other programs serve other frontends than before.
+    pub(super) fn read_all(
+        &mut self,
+        planned: Planned<'_>,
+        now: Duration,
+    ) -> Result<bool, Failure> {
+        let expected = self.state.expected();
+        let wanted = Wanted::new(planned.desired(), &self.marks);
+        let owned = self.ledger.owned();
+        self.drifted = (self.state).read(expected, &mut self.kernel, wanted, owned, now)?;
+        self.inherit(planned);
+        Ok(self.exclude_all_foreign(planned))
+    }
+
+    /// Records what is in the kernel already: virtual servers to adopt, drains that go on.
+    pub(super) fn recognise(&mut self, planned: Planned<'_>, now: Duration) {
+        self.own_lost(planned);
+        let wanted = Wanted::new(planned.desired(), &self.marks);
+        let retired = self.ledger.retired().iter().map(|(key, _)| key);
+        let draining = self.ledger.drains().virtual_servers().copied();
+        let draining: Vec<_> = draining.chain(retired).collect();
+        for key in &draining {
+            if let Some(server) = wanted.get(key) {
+                self.ledger.end_desired(key, &server);
+            }
+        }
+        self.ledger.adopt(wanted, &self.state.observed, now);
+    }
+
+    /// Ends the reading of a resync. From now on the observed state can be trusted.
+    ///
+    /// The packet rules are checked here, because the guards of retired frontends are rules.
+    pub(super) fn end_reading(&mut self) -> Result<(), Failure> {
+        if let Some(rules) = &mut self.rules {
+            rules.check(&mut self.kernel, &self.ledger)?;
+        }
+        // A difference in an object that this round changes anyway is no drift: another program need not
+        // have caused it.
+        let ours = &self.state.pending;
+        let is_ours = |key: &_| ours.virtual_servers.contains(key);
+        let drifted = &mut self.drifted;
+        drifted.virtual_servers.retain(|key| !is_ours(key));
+        let addresses = &mut drifted.addresses;
+        addresses.retain(|address| !ours.addresses.contains(address));
+        drifted.carrier &= !ours.carrier;
+        // The full comparison repeats each failed Op that is still needed.
+        self.retries.try_all();
+        self.state.is_known = true;
+        self.state.knows_addresses = true;
+        self.state.suspects_drift = false;
+        self.state.follow_up.clear();
+        Ok(())
+    }
+
+    /// Reads the virtual servers whose failed Ops or draining destinations are due.
+    ///
+    /// Finds drift of the service addresses, if another program changed any. Only a resync finds other drift.
+    pub(super) fn read_due(
+        &mut self,
+        planned: Planned<'_>,
+        now: Duration,
+    ) -> Result<bool, Failure> {
+        let retries = self.retries.take_due(now);
+        self.state.follow_up.clear();
+        // The retry timers are cleared already, so after a failed read no timer names the remaining keys.
+        // Then the next round reads everything.
+        self.state.is_known = false;
+        let mut due = retries.virtual_servers;
+        due.extend(self.ledger.due(now));
+        for key in due {
+            let found = self.kernel.virtual_server(&key)?;
+            self.ledger.count(&key, found.as_ref(), now);
+            self.count_retired(&key, found.as_ref(), now)?;
+            let servers = &mut self.state.observed.virtual_servers;
+            match found {
+                Some(found) => servers.insert(key, found.server),
+                None => servers.remove(&key),
+            };
+            self.state.pending.virtual_servers.insert(key);
+        }
+        self.state.is_known = true;
+        self.state.pending.addresses.extend(retries.addresses);
+        self.drifted = self.read_addresses()?;
+        let keys = std::mem::take(&mut self.state.pending.virtual_servers);
+        let has_more = self.exclude_foreign(planned, &keys);
+        self.state.pending.virtual_servers = keys;
+        Ok(has_more)
+    }
+
+    /// Reads the service addresses if another program may have changed any. Returns the drift.
+    fn read_addresses(&mut self) -> Result<KernelParts, Failure> {
+        if self.state.knows_addresses {
+            return Ok(KernelParts::default());
+        }
+        let found = self.kernel.addresses()?;
+        let leftovers = found.leftovers.iter().map(|&(address, _)| address);
+        let others: Vec<IpAddr> = leftovers.chain(found.outdated.iter().copied()).collect();
+        let before = self.state.observed.replace_addresses(found);
+        let observed = &self.state.observed;
+        let found = (&observed.addresses, observed.carrier);
+        let mut drifted = address_drift((&before.addresses, before.carrier), found);
+        let pending = &mut self.state.pending;
+        let ours = std::mem::take(&mut pending.addresses);
+        let addresses = drifted.addresses.iter().copied();
+        pending.addresses.extend(addresses.chain(others));
+        pending.addresses.extend(&ours);
+        drifted.addresses.retain(|address| !ours.contains(address));
+        self.state.knows_addresses = true;
+        // Our own Ops make the addresses unknown too: the kernel deletes routes with a device's last address.
+        match std::mem::take(&mut self.state.suspects_drift) {
+            true => Ok(drifted),
+            false => Ok(KernelParts::default()),
+        }
+    }
+}
+
+/// Returns the addresses of the machine at which owned virtual servers serve node ports, while our Node is unknown.
+///
+/// An earlier process that knew the Node created these virtual servers. If the planner did not get their
+/// addresses, `--nodeport-addresses primary` would delete all node ports until the Node is known again.
+pub(super) fn node_port_addresses(planned: Planned<'_>, owned: &Owned) -> BTreeSet<IpAddr> {
+    let Planned {
+        snapshot, machine, ..
+    } = planned;
+    if snapshot.node().is_some() {
+        return BTreeSet::new();
+    }
+    let at_machine = owned.iter().filter_map(|(key, _)| match key {
+        ipvs::ServiceKey::Address { address, port, .. } if machine.addresses.contains(&address) => {
+            Some((address, port))
+        }
+        _ => None,
+    });
+    let mut serving: Vec<(IpAddr, u16)> = at_machine.collect();
+    // Decoding all Services takes milliseconds, and most nodes need it only once.
+    if serving.is_empty() {
+        return BTreeSet::new();
+    }
+    let ports = snapshot.services().flat_map(|service| service.ports);
+    let node_ports: BTreeSet<u16> = ports.filter_map(|port| port.node_port).collect();
+    serving.retain(|(_, port)| node_ports.contains(port));
+    serving.into_iter().map(|(address, _)| address).collect()
+}
