@@ -9,6 +9,9 @@
 //! ledger does. Each method changes memory and queues the record of that change. [`Ledger::flush`]
 //! appends the queued records to the file. A process that starts replays the file through the same
 //! methods.
+//!
+//! The file is appended to, because the cost of a change must not depend on the size of the table. Connections are
+//! counted by polling: IPVS sends no notification when one ends.
 
 use std::time::Duration;
 

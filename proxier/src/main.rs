@@ -1,4 +1,7 @@
 //! The program `ipvs-proxier`; see [`proxier`].
+//!
+//! The static program has dlmalloc instead of musl's allocator, which unmaps a group of equal blocks when the last one is
+//! freed and maps it again for the next object.
 
 use std::io::Write as _;
 use std::process::ExitCode;

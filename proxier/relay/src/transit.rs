@@ -1,5 +1,8 @@
 //! The values that all pipes of a worker share: a buffer, kernel pipes, and the limit of bytes that wait for
 //! slow sinks.
+//!
+//! Above that limit, bytes are looked at and sent, and only then taken from the source (`MSG_PEEK`), so that the kernel
+//! holds what the sink does not accept, and TCP's window stops the sender.
 
 use crate::RelayLimits;
 use crate::kernel_pipe::KernelPipes;

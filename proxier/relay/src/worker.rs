@@ -3,6 +3,8 @@
 //! All registrations are edge-triggered: the kernel reports a change once, and the connection keeps the
 //! readiness until a request would block. An idle connection costs no system call, a small request one
 //! read and one write in each direction.
+//!
+//! An async runtime would add tasks and wake-ups between them.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -7,6 +7,9 @@
 //! Kubernetes' encoder writes each field of a Go type that is not a pointer, even if it is empty or 0. Its JSON lacks these
 //! fields. So an empty text and the number 0 are read as absent. The API server accepts neither in a pointer that is read
 //! here, except as the name of a port, where they mean the same.
+//!
+//! A reader of our own, because generated types decode every field and copy its strings. Much of an object is managed
+//! fields, owners and references to Pods, which the reader skips by their length; strings borrow from the message.
 
 use std::borrow::Cow;
 use std::time::{Duration, UNIX_EPOCH};

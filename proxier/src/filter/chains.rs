@@ -1,4 +1,7 @@
 //! The chains and sets that do not depend on any Service.
+//!
+//! Frontends are in a set, and those for clients outside in a map too: NAT chains and filter chains look them up, and the
+//! kernel refuses a verdict map in both.
 
 use std::sync::Arc;
 

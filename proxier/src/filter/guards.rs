@@ -4,6 +4,9 @@
 //! Between the two, IPVS would admit clients outside the source ranges, and daemons of the node would
 //! answer at the service address. So until [`Ruleset::release`], a removed frontend keeps its guard, and
 //! connections to a removed service address stay rejected.
+//!
+//! A virtual server that is missing, because another program deleted it, is guarded by a rule behind IPVS too, and not by
+//! taking its address away: another port of the address may have its virtual server.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -10,6 +10,9 @@
 //!
 //! The first chain clears the bit of every packet. Otherwise a mark of another program could open any port of
 //! the node.
+//!
+//! A rule cannot refer to a set in another table, and connection labels are missing on connections that began before the
+//! first rule with them; so it is a bit of the mark.
 
 use super::admission::key;
 use super::chains::{

@@ -6,6 +6,9 @@
 //!  input, output: ours → 0 ─▶ frontend? ─▶ client inside? ─▶ save the mark, set ours ─▶ IPVS
 //!  output -300:   restore the mark; masquerade what would not return, unless the endpoint is here ─▶ endpoint
 //! ```
+//!
+//! A client inside is masqueraded after IPVS chose its endpoint, because only endpoints on other nodes need it. Endpoints
+//! on this node are listed by mark: the author of a Service decides which addresses its list has.
 
 use std::time::Duration;
 

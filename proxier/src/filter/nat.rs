@@ -1,4 +1,9 @@
 //! NAT: the shield of frontends, and masquerading.
+//!
+//! A connection to a frontend is translated to its own destination. Rules of portmap, Docker and CRI-O send all
+//! connections at a hostPort of any local address to a Pod, and service addresses are local. After a destination NAT, the
+//! kernel runs no further NAT chain for a connection; `accept` ends one chain only. The result is the binding that every
+//! connection without NAT gets, so it costs one lookup.
 
 use std::ops::RangeInclusive;
 

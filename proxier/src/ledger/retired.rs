@@ -11,6 +11,9 @@
 //! (`expire_nodest_conn`), although their endpoints exist. It is deleted as a whole when its last
 //! connection has ended. Destinations that drained before keep their earlier deadlines
 //! ([`super::Drains`]).
+//!
+//! It is counted together with the virtual server of its firewall mark: clients inside the cluster may use the removed
+//! address through the mark, and the kernel does not count connections by address.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

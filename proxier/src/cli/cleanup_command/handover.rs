@@ -4,6 +4,7 @@
 //! connection by their addresses and ports, so such a connection continues without a mark. But it ends with
 //! its virtual server: IPVS drops packets to a destination that is deleted, and no other virtual server can
 //! have the connection. So these virtual servers are deleted when their last connection has ended.
+//! kube-proxy cannot delete them: it asks for address 0.0.0.0, port 0.
 
 use std::time::{Duration, Instant};
 

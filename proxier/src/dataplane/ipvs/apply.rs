@@ -9,6 +9,10 @@
 //! * A virtual server is in the ledger before it exists.
 //! * Rules tighten before the Ops that need them, and loosen after.
 //! * If the process is killed between two steps, the next process can continue from there.
+//!
+//! nftables and IPVS share no transaction. So restricting rules are written before the Ops and permitting rules after:
+//! no forbidden client is admitted in between. At a start all rules are written before the first Op, because an address
+//! must not become local before its rules exist.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,8 @@
 //! The firewall marks of frontends where clients inside the cluster reach other endpoints than clients outside.
+//!
+//! At one address, clients inside the cluster and outside reach different endpoints, and IPVS finds a virtual server by
+//! address or by mark only. It compares marks before addresses, so whoever chooses the mark of a Service chooses which
+//! packets of others it takes: marks come from a random key.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,8 @@
 //! Writing the packet rules.
+//!
+//! If the generation of the kernel and the fingerprint of our rules are the recorded ones, the kernel has exactly our
+//! rules. Otherwise our table is read back and its differences are written. It is not replaced: while the kernel commits a
+//! replacement, the old chains still run, but their maps are already empty, so permitted packets are rejected.
 
 use std::time::Duration;
 

@@ -1,4 +1,8 @@
 //! A bound on the open connections of a group of servers.
+//!
+//! A new connection displaces the oldest one. If a full server refused new ones, clients that send nothing would keep
+//! every probe out for 30 s. Only a connection that has read what its socket had, and waits for its client, is displaced:
+//! in a burst, the oldest one may be a probe's.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, Ordering};

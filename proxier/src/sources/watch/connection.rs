@@ -1,4 +1,7 @@
 //! The HTTP client of the API server: credentials, one request.
+//!
+//! HTTP/2, because a proxy before the server may lose it and keep our connection open: TCP acknowledges what we send, and
+//! bookmarks come once a minute. A ping shows the difference to a quiet cluster within 35 s.
 
 mod credential;
 mod location;

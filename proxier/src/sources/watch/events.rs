@@ -1,4 +1,7 @@
 //! Writes Events to the API server, one request at a time.
+//!
+//! The name of an Event has no node in it. Every node finds the same invalid value in a Service, so the API server rejects
+//! all but the first creation (409), and a cluster of 5,000 nodes has one Event instead of 5,000.
 
 use std::time::{Duration, SystemTime};
 
