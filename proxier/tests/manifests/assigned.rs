@@ -102,25 +102,19 @@ fn a_running_process_keeps_what_it_allocated() {
     assert_eq!(problems, [""; 0]);
     running.write_services(60..200);
     let (after, problems) = running.load();
+    assert_eq!(problems, [""; 0]);
     for (name, addresses) in &before {
         assert_eq!(&after[name], addresses, "{name}");
     }
-    let mut moved = 0;
-    let (restarted, _) = Running {
+    let mut restarted = Running {
         allocated: Allocated::default(),
         ..running
-    }
-    .load();
-    for (name, addresses) in &restarted {
-        let has_moved = &after[name] != addresses;
-        moved += usize::from(has_moved);
-        let is_said = problems.iter().any(|problem| {
-            problem.contains(&format!("default/{name}:"))
-                && problem.contains("until a restart, which allocates")
-        });
-        assert_eq!(has_moved, is_said, "{name}");
-    }
-    assert!(moved > 0, "the test needs Services that move");
+    };
+    assert_ne!(
+        restarted.load().0,
+        after,
+        "the test needs Services that move"
+    );
 }
 
 #[test]

@@ -6,10 +6,11 @@
 //! manifest specifies is never given to another Service.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::inventory::Located;
-use super::pool::{Numbers, Pool};
+use super::pool::{Assigned, Numbers, Pool};
 use crate::api::{self, Scalar, parse_address, parse_family};
 use crate::model::{Cidr, Family, ObjectName};
 
@@ -18,7 +19,7 @@ const MAX_SIZE: u64 = 1 << 32;
 
 /// Allocates a cluster IP from `networks` for each Service without one, as long as some are free.
 ///
-/// `numbers` has those of the load before for each range; see [`Pool::assign_again`], also for `are_all`.
+/// `numbers` has those of the load before for each range; see [`Pool::assign`], also for `are_all`.
 pub(super) fn assign(
     services: &mut BTreeMap<ObjectName, Located<api::ServiceObject<'static>>>,
     networks: &[Cidr],
@@ -26,31 +27,42 @@ pub(super) fn assign(
     are_all: bool,
 ) {
     let mut ranges = ranges(networks);
+    // Before any allocation, because a later Service may specify the address.
+    let given = services
+        .values()
+        .filter_map(|it| given_addresses(&it.object));
+    for address in given.flatten() {
+        ranges.iter_mut().for_each(|range| range.reserve(address));
+    }
     let requests = services.iter_mut();
     let mut requests: Vec<AddressRequest<'_>> = requests
         .filter_map(|(name, located)| AddressRequest::new(name, located, networks))
         .collect();
-    // Before any allocation, because a later Service may specify the address.
-    for &address in requests.iter().flat_map(|request| &request.given) {
-        ranges.iter_mut().for_each(|range| range.reserve(address));
-    }
     // The networks of a process never change, nor do its ranges.
     numbers.resize_with(ranges.len(), Numbers::default);
     for (range, numbers) in ranges.iter_mut().zip(numbers) {
         let family = range.network.family();
         let lacking = requests.iter_mut().filter(|it| it.lacks(family));
         let mut lacking: Vec<&mut AddressRequest<'_>> = lacking.collect();
-        let assigned = range.pool.assign_again(&lacking, numbers, are_all);
-        for (request, assigned) in lacking.iter_mut().zip(assigned) {
-            let address = assigned.number.map(|number| range.address(number));
-            request.given.extend(address);
-            let remark = assigned.remark(|number| range.address(number));
-            request.remarks.extend(remark);
+        let claims: Vec<String> = lacking.iter().map(|it| it.name.clone()).collect();
+        let assigned = range.pool.assign(&claims, numbers, are_all);
+        for (request, Assigned { number, lost }) in lacking.iter_mut().zip(assigned) {
+            let address = number.map(|number| range.address(number));
+            request.addresses.extend(address);
+            if let (Some(address), Some(lost)) = (address, lost) {
+                let lost = range.address(lost);
+                request.problem("spec.clusterIP", moved(lost, address));
+            }
         }
     }
     for request in requests {
         request.finish(networks);
     }
+}
+
+/// Returns what the operator must know of a Service whose address or port is another one than before.
+pub(super) fn moved<T: Display>(lost: T, number: T) -> String {
+    format!("{lost} was allocated before, but is specified now; {number} is allocated instead")
 }
 
 /// Returns the addresses that the manifest specifies; `None` if one of them is invalid.
@@ -106,109 +118,81 @@ struct AddressRequest<'a> {
     located: &'a mut Located<api::ServiceObject<'static>>,
     /// The number of addresses that its manifest specifies.
     written: usize,
-    given: Vec<IpAddr>,
+    addresses: Vec<IpAddr>,
     wanted: Vec<Family>,
-    /// What the operator must know of the allocated addresses.
-    remarks: Vec<String>,
-}
-
-impl AsRef<str> for AddressRequest<'_> {
-    fn as_ref(&self) -> &str {
-        &self.name
-    }
 }
 
 impl<'a> AddressRequest<'a> {
-    /// Returns the request of a Service. `None` if the Service is headless, of type `ExternalName`,
-    /// or specifies an invalid address.
+    /// Returns the request of a Service. `None` if the Service is headless, of type `ExternalName`, of another
+    /// proxy, or specifies an invalid address.
     fn new(
         name: &ObjectName,
         located: &'a mut Located<api::ServiceObject<'static>>,
         networks: &[Cidr],
     ) -> Option<Self> {
-        if !located.object.has_addresses() {
+        let is_ours = located.object.metadata.labels.service_proxy_name == Scalar::Absent;
+        if !is_ours || !located.object.has_addresses() {
             return None;
         }
-        let given = given_addresses(&located.object)?;
+        let addresses = given_addresses(&located.object)?;
         Some(Self {
             name: name.to_string(),
-            written: given.len(),
-            wanted: wanted_families(&located.object, &given, networks),
-            given,
+            written: addresses.len(),
+            wanted: wanted_families(&located.object, &addresses, networks),
+            addresses,
             located,
-            remarks: Vec::new(),
         })
     }
 
     /// Returns whether the Service wants an address of `family` and has none.
     fn lacks(&self, family: Family) -> bool {
-        let mut given = self.given.iter();
+        let mut given = self.addresses.iter();
         self.wanted.contains(&family) && !given.any(|&address| Family::from(address) == family)
     }
 
+    fn problem(&mut self, field: &str, message: String) {
+        let object = format!("Service {}", self.name);
+        self.located.add_problem(&object, field, message);
+    }
+
     /// Writes the addresses into the Service, and reports missing ones as problems.
-    fn finish(self, networks: &[Cidr]) {
-        let missing = self.wanted.iter().filter(|&&family| self.lacks(family));
-        let missing: Vec<Family> = missing.copied().collect();
-        let located = self.located;
-        let spec = &located.object.spec;
-        let is_served = located.object.metadata.labels.service_proxy_name == Scalar::Absent;
+    fn finish(mut self, networks: &[Cidr]) {
+        let missing = self.wanted.iter().copied();
+        let missing: Vec<Family> = missing.filter(|&family| self.lacks(family)).collect();
+        let spec = &self.located.object.spec;
         let is_preferred = spec.ip_family_policy.as_str() == Some("PreferDualStack");
-        located.is_unservable = self.given.is_empty();
-        for remark in self.remarks.into_iter().filter(|_| is_served) {
-            located.add_problem(&format!("Service {}", self.name), "spec.clusterIP", remark);
-        }
+        self.located.is_unservable = self.addresses.is_empty();
         for family in missing {
             let has_network = networks.iter().any(|network| network.family() == family);
-            let reason = shortage(family, networks);
-            let (field, message) = match self.given.first() {
-                None => (
-                    "spec.clusterIP",
-                    format!("is missing, and {reason}; the Service is not served"),
-                ),
-                // `PreferDualStack` is satisfied by one family if there is no network of the other.
-                Some(_) if is_preferred && !has_network => continue,
-                Some(given) => (
-                    "spec.clusterIPs",
-                    format!("of two families are wanted, and {reason}; only {given} is served"),
-                ),
+            let reason = match (networks, family) {
+                ([], _) => "--service-cidr is not set",
+                (_, Family::V4) => "--service-cidr has no free IPv4 address",
+                (_, Family::V6) => "--service-cidr has no free IPv6 address",
             };
-            // A Service of another proxy needs no address here.
-            if is_served {
-                located.add_problem(&format!("Service {}", self.name), field, message);
-            }
-            // One problem is enough for a Service without any address.
-            if self.given.is_empty() {
-                return;
+            let Some(given) = self.addresses.first() else {
+                // One problem is enough for a Service without any address.
+                let message = format!("is missing, and {reason}; the Service is not served");
+                return self.problem("spec.clusterIP", message);
+            };
+            // `PreferDualStack` is satisfied by one family if there is no network of the other.
+            if !is_preferred || has_network {
+                let message =
+                    format!("of two families are wanted, and {reason}; only {given} is served");
+                self.problem("spec.clusterIPs", message);
             }
         }
         // Without an allocation the manifest's own fields stay, so that parsing reports their problems.
-        if self.given.len() > self.written {
-            let mut addresses = self.given;
-            addresses.sort_by_key(|&address| {
-                let family = Family::from(address);
-                self.wanted.iter().position(|&wanted| wanted == family)
-            });
-            let texts = addresses.iter().map(IpAddr::to_string);
-            let spec = &mut located.object.spec;
+        if self.addresses.len() > self.written {
+            let place = |address: &IpAddr| {
+                let family = Family::from(*address);
+                self.wanted.iter().position(|wanted| *wanted == family)
+            };
+            self.addresses.sort_by_key(place);
+            let texts = self.addresses.iter().map(IpAddr::to_string);
+            let spec = &mut self.located.object.spec;
             spec.cluster_ips = texts.map(Scalar::from).collect();
             spec.cluster_ip = spec.cluster_ips.first().cloned().unwrap_or_default();
         }
-    }
-}
-
-/// Returns why no address of `family` could be allocated.
-fn shortage(family: Family, networks: &[Cidr]) -> String {
-    let word = match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
-    };
-    if networks.is_empty() {
-        "--service-cidr is not set".to_owned()
-    } else if networks.iter().any(|network| network.family() == family) {
-        format!("every {word} address of --service-cidr is in use")
-    } else {
-        format!("--service-cidr has no {word} network")
     }
 }
 

@@ -1,12 +1,9 @@
 //! Splits a text into documents, and documents into objects.
 
-use std::cell::Cell;
-use std::io::Read;
-
-use serde::de::DeserializeSeed;
+use serde::Deserialize as _;
 
 use super::kind::Object;
-use super::list::DocumentSeed;
+use super::list::Document;
 use crate::problem::Problem;
 use crate::yaml;
 
@@ -98,10 +95,9 @@ fn read_yaml(chunk: Chunk<'_>, found: &mut Vec<ManifestObject>) {
     let mut options = yaml::limits(chunk.text.len());
     // YAML 1.1 reads an unquoted `no` or `off` as a boolean, but people mean strings.
     options.strict_booleans = true;
-    let cursor = Cursor::new(chunk.line);
     let read =
         serde_saphyr::with_deserializer_from_str_with_options(chunk.text, options, |input| {
-            DocumentSeed(&cursor).deserialize(input)
+            Document::deserialize(input)
         });
     match read {
         Ok(document) => document.finish(chunk.line, found),
@@ -116,32 +112,20 @@ fn read_yaml(chunk: Chunk<'_>, found: &mut Vec<ManifestObject>) {
 
 /// Parses JSON values. Returns `false` if the first is not JSON, so that it may be YAML.
 fn read_json(chunk: Chunk<'_>, found: &mut Vec<ManifestObject>) -> bool {
-    let cursor = Cursor::new(chunk.line);
-    let mut rest = chunk.text;
+    let mut values = serde_json::Deserializer::from_str(chunk.text).into_iter::<Document>();
     let mut is_first = true;
     loop {
-        let value = rest.trim_start();
-        cursor.pass(&rest.as_bytes()[..rest.len() - value.len()]);
-        // A comment may follow the values, as in any YAML.
-        if value.is_empty() || value.starts_with('#') {
-            return true;
-        }
-        let line = cursor.line();
-        if !value.starts_with(['{', '[']) {
-            found.push(unreadable(line, "JSON", "neither an object nor an array"));
-            return true;
-        }
-        let start = cursor.offset.get();
-        let reader = CountingReader {
-            bytes: value.as_bytes(),
-            cursor: &cursor,
-        };
-        let mut input = serde_json::Deserializer::from_reader(reader);
-        match DocumentSeed(&cursor).deserialize(&mut input) {
-            Ok(document) => document.finish(line, found),
-            Err(_) if is_first => return false,
-            Err(error) => {
-                let line = line + error.line().saturating_sub(1);
+        let rest = &chunk.text[values.byte_offset()..];
+        let passed = chunk.text.len() - rest.trim_start().len();
+        let line = chunk.line + chunk.text[..passed].matches('\n').count();
+        match values.next() {
+            None => return true,
+            Some(Ok(document)) => document.finish(line, found),
+            Some(Err(_)) if is_first => return false,
+            // A comment may follow the values, as in any YAML.
+            Some(Err(_)) if rest.trim_start().starts_with('#') => return true,
+            Some(Err(error)) => {
+                let line = chunk.line + error.line().saturating_sub(1);
                 let message = error.to_string();
                 let message = message
                     .rsplit_once(" at line ")
@@ -151,7 +135,6 @@ fn read_json(chunk: Chunk<'_>, found: &mut Vec<ManifestObject>) -> bool {
             }
         }
         is_first = false;
-        rest = &value[(cursor.offset.get() - start).min(value.len())..];
     }
 }
 
@@ -169,47 +152,4 @@ fn unreadable(line: usize, language: &str, message: &str) -> ManifestObject {
 
 fn printable(letter: char) -> char {
     if letter.is_control() { ' ' } else { letter }
-}
-
-/// The position of the parser in the text.
-pub(super) struct Cursor {
-    line: Cell<usize>,
-    offset: Cell<usize>,
-}
-
-impl Cursor {
-    fn new(line: usize) -> Self {
-        Self {
-            line: Cell::new(line),
-            offset: Cell::new(0),
-        }
-    }
-
-    /// Returns the current line of the whole text.
-    ///
-    /// For JSON this is the line of the next byte. A YAML parser reads ahead and reports lines
-    /// itself, so for YAML this is the document's first line.
-    pub(super) fn line(&self) -> usize {
-        self.line.get()
-    }
-
-    fn pass(&self, bytes: &[u8]) {
-        let lines = bytes.iter().filter(|&&byte| byte == b'\n').count();
-        self.line.set(self.line.get() + lines);
-        self.offset.set(self.offset.get() + bytes.len());
-    }
-}
-
-/// A reader that counts the bytes `serde_json` has consumed, which its API does not expose.
-struct CountingReader<'a> {
-    bytes: &'a [u8],
-    cursor: &'a Cursor,
-}
-
-impl Read for CountingReader<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let count = self.bytes.read(buffer)?;
-        self.cursor.pass(&buffer[..count]);
-        Ok(count)
-    }
 }

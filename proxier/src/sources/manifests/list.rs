@@ -7,11 +7,11 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
-use super::document::{Cursor, ManifestObject};
+use super::document::ManifestObject;
 use super::kind::{Kind, Single};
 use crate::problem::Problem;
 
@@ -32,24 +32,24 @@ pub(super) enum Document {
 
 /// An element of a list.
 pub(super) enum Item {
-    /// The objects of an item with a kind of its own.
+    /// The objects of an item with a kind of its own, at lines below the document's first one.
     Known(Vec<ManifestObject>),
-    /// An item without a kind, at this line.
+    /// An item without a kind, so many lines below the document's first one.
     Anonymous(Value, usize),
 }
 
 impl Document {
-    /// Converts an item at `line`, which may be a list itself.
-    fn new(value: Value, line: usize) -> Self {
+    /// Converts an item, which may be a list itself.
+    fn new(value: Value) -> Self {
         match value {
             Value::Null => Self::Empty,
             Value::Array(items) => {
-                let items = items.into_iter().map(|item| Item::new(item, line));
+                let items = items.into_iter().map(|item| Item::new(item, 0));
                 Self::Array(items.collect())
             }
             Value::Object(mut head) => {
                 let items = head.remove("items").unwrap_or_default();
-                let items = Box::new(Self::new(items, line));
+                let items = Box::new(Self::new(items));
                 Self::Object { head, items }
             }
             _ => Self::Scalar,
@@ -61,13 +61,13 @@ impl Document {
         let problem = |field, message| Err(Problem::new("", field, "", message));
         let object = match self {
             Self::Empty => return,
-            Self::Array(items) => return finish_items(items, None, found),
+            Self::Array(items) => return finish_items(items, None, line, found),
             Self::Scalar => problem("", "is not a Kubernetes object; the document is skipped"),
             Self::Object { head, items } => match (Kind::of(&head), *items) {
                 (Err(problem), _) => Err(problem),
                 (Ok(Kind::Other), _) | (Ok(Kind::List(_)), Self::Empty) => return,
                 (Ok(Kind::List(kind)), Self::Array(items)) => {
-                    return finish_items(items, kind, found);
+                    return finish_items(items, kind, line, found);
                 }
                 (Ok(Kind::List(_)), Self::Object { .. } | Self::Scalar) => {
                     problem("items", "is not a list; the object is skipped")
@@ -79,15 +79,21 @@ impl Document {
     }
 }
 
-/// Adds the objects of a list of `kind`.
-fn finish_items(items: Vec<Item>, kind: Option<Single>, found: &mut Vec<ManifestObject>) {
+/// Adds the objects of a list of `kind` in the document at `line`.
+fn finish_items(
+    items: Vec<Item>,
+    kind: Option<Single>,
+    line: usize,
+    found: &mut Vec<ManifestObject>,
+) {
     for item in items {
-        let (value, line) = match item {
-            Item::Known(objects) => {
+        let (value, below) = match item {
+            Item::Known(mut objects) => {
+                objects.iter_mut().for_each(|object| object.line += line);
                 found.extend(objects);
                 continue;
             }
-            Item::Anonymous(value, line) => (value, line),
+            Item::Anonymous(value, below) => (value, below),
         };
         let object = match kind {
             Some(kind) => kind.read(&value),
@@ -99,6 +105,7 @@ fn finish_items(items: Vec<Item>, kind: Option<Single>, found: &mut Vec<Manifest
                 Err(Problem::new("", "kind", "", message))
             }
         };
+        let line = line + below;
         found.push(ManifestObject { line, object });
     }
 }
@@ -109,21 +116,18 @@ impl Item {
             return Self::Anonymous(value, line);
         }
         let mut objects = Vec::new();
-        Document::new(value, line).finish(line, &mut objects);
+        Document::new(value).finish(line, &mut objects);
         Self::Known(objects)
     }
 }
 
-/// Deserializes a [`Document`].
-pub(super) struct DocumentSeed<'a>(pub(super) &'a Cursor);
-
-impl<'de> DeserializeSeed<'de> for DocumentSeed<'_> {
-    type Value = Document;
-
-    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Document, D::Error> {
-        input.deserialize_any(self)
+impl<'de> Deserialize<'de> for Document {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        input.deserialize_any(DocumentVisitor)
     }
 }
+
+struct DocumentVisitor;
 
 macro_rules! visit_scalars {
     ($($visit:ident($type:ty))*) => {
@@ -133,7 +137,7 @@ macro_rules! visit_scalars {
     };
 }
 
-impl<'de> Visitor<'de> for DocumentSeed<'_> {
+impl<'de> Visitor<'de> for DocumentVisitor {
     type Value = Document;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -151,7 +155,7 @@ impl<'de> Visitor<'de> for DocumentSeed<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut input: A) -> Result<Document, A::Error> {
         let mut items = Vec::new();
-        while let Some(item) = input.next_element_seed(ItemSeed(self.0))? {
+        while let Some(item) = input.next_element()? {
             items.push(item);
         }
         Ok(Document::Array(items))
@@ -162,7 +166,7 @@ impl<'de> Visitor<'de> for DocumentSeed<'_> {
         let mut items = Document::Empty;
         while let Some(key) = input.next_key::<String>()? {
             if key == "items" {
-                items = input.next_value_seed(DocumentSeed(self.0))?;
+                items = input.next_value()?;
             } else {
                 head.insert(key, input.next_value()?);
             }
@@ -172,22 +176,13 @@ impl<'de> Visitor<'de> for DocumentSeed<'_> {
     }
 }
 
-struct ItemSeed<'a>(&'a Cursor);
-
-impl<'de> DeserializeSeed<'de> for ItemSeed<'_> {
-    type Value = Item;
-
-    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Item, D::Error> {
-        let line = self.0.line();
-        let Spanned {
-            value, referenced, ..
-        } = Spanned::<Value>::deserialize(input)?;
-        // For JSON the cursor has the line of the item, and `Spanned` has none. For YAML the cursor
-        // has the document's first line, from which `Spanned` counts.
-        let offset = usize::try_from(referenced.line())
-            .unwrap_or_default()
-            .saturating_sub(1);
-        Ok(Item::new(value, line + offset))
+impl<'de> Deserialize<'de> for Item {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let found = Spanned::<Value>::deserialize(input)?;
+        // In JSON, no value has a line of its own.
+        let lines = usize::try_from(found.referenced.line());
+        let line = lines.unwrap_or_default().saturating_sub(1);
+        Ok(Self::new(found.value, line))
     }
 }
 

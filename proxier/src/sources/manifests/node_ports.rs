@@ -4,8 +4,9 @@
 
 use std::collections::BTreeMap;
 
+use super::addresses::moved;
 use super::inventory::Located;
-use super::pool::{Numbers, Pool};
+use super::pool::{Assigned, Numbers, Pool};
 use crate::api::{self, Scalar, ServiceSpec};
 use crate::model::ObjectName;
 
@@ -19,7 +20,7 @@ const LOW: u16 = COUNT / 32;
 /// Allocates the missing node ports of Services of type `NodePort` and `LoadBalancer`, and the
 /// missing health-check ports of load balancers.
 ///
-/// `numbers` has those of the load before; see [`Pool::assign_again`], also for `are_all`.
+/// `numbers` has those of the load before; see [`Pool::assign`], also for `are_all`.
 pub(super) fn assign(
     services: &mut BTreeMap<ObjectName, Located<api::ServiceObject<'static>>>,
     numbers: &mut Numbers,
@@ -42,20 +43,19 @@ pub(super) fn assign(
             requests.extend(requests_of(name, &mut located.object.spec));
         }
     }
-    let assigned = pool.assign_again(&requests, numbers, are_all);
+    let claims: Vec<String> = requests.iter().map(|it| it.name.clone()).collect();
+    let assigned = pool.assign(&claims, numbers, are_all);
     let mut remarks = Vec::new();
-    for (request, assigned) in requests.into_iter().zip(assigned) {
-        let number = assigned
-            .number
-            .and_then(|number| u16::try_from(number).ok());
-        let remark = match number {
-            None => Some("every node port is in use; none is allocated".to_owned()),
-            Some(_) => assigned.remark(|number| u64::from(FIRST) + number),
+    for (request, Assigned { number, lost }) in requests.into_iter().zip(assigned) {
+        let port = |number: u64| u16::try_from(number).map(|number| FIRST + number).ok();
+        let remark = match (number.and_then(port), lost.and_then(port)) {
+            (None, _) => Some("every node port is in use; none is allocated".to_owned()),
+            (Some(port), lost) => {
+                request.ports.into_iter().for_each(|it| *it = port.into());
+                lost.map(|lost| moved(lost, port))
+            }
         };
         remarks.extend(remark.map(|remark| (request.service.clone(), request.field, remark)));
-        for (port, number) in request.ports.into_iter().zip(number.into_iter().cycle()) {
-            *port = (FIRST + number).into();
-        }
     }
     for (name, field, remark) in remarks {
         if let Some(located) = services.get_mut(&name) {
@@ -73,12 +73,6 @@ struct PortRequest<'a> {
     field: &'static str,
     /// The fields that get the port.
     ports: Vec<&'a mut Scalar<'static>>,
-}
-
-impl AsRef<str> for PortRequest<'_> {
-    fn as_ref(&self) -> &str {
-        &self.name
-    }
 }
 
 /// Returns the missing node ports of a Service.

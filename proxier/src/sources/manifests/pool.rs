@@ -1,23 +1,19 @@
 //! Allocation of numbers that rarely changes when claims are added or removed.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fmt::Display;
 
 use net::stable_hash::{fnv1a, mix};
 
-/// The number of preferred numbers that a claim tries. After them it gets the next free number. In a pool that
-/// is half full, one claim in four billion needs that.
+/// The number of preferred numbers that a claim tries before any other. In a pool that is half full, one claim in
+/// four billion needs others.
 const ROUNDS: u64 = 32;
 
 /// Numbers that are allocated by hashing the names of claims.
 ///
-/// Nothing is stored between runs, so the result of [`Pool::assign`] depends only on the names of the claims and the
-/// reserved numbers. Each claim has a sequence of preferred numbers. First all claims try their first
-/// number, in the order of their names. Then claims without a number try their second one, and so on. A new
-/// or removed claim changes the number of another claim only if both prefer the same number, directly or
-/// through a third claim. In a pool that is a third full, a quarter more claims move one claim in ten. So a running
-/// process keeps the numbers of present claims ([`Pool::assign_again`]), and a number that must never change must be
-/// written into the manifest.
+/// Each claim gets the first free one of the numbers that its name prefers, in the order of the names. So the result
+/// depends only on the names and the reserved numbers; a new or removed claim changes the number of another claim only
+/// if both prefer the same number, directly or through a third claim. A running process keeps the numbers of present
+/// claims; a number that must never change must be written into the manifest.
 ///
 /// The lowest numbers are allocated last (KEP-3070, KEP-3668), because people choose low numbers by
 /// hand.
@@ -31,38 +27,15 @@ pub(super) struct Pool {
 
 /// The numbers of the claims of a pool, by the claims' names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Numbers(BTreeMap<Box<str>, u64>);
+pub(super) struct Numbers(BTreeMap<String, u64>);
 
 /// What a claim got from a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Assigned {
     /// The number; `None` if the pool is exhausted.
     pub(super) number: Option<u64>,
-    /// What it had before, if it had a number.
-    before: Option<u64>,
-    /// What a new process allocates for the same claims.
-    in_new_process: Option<u64>,
-}
-
-impl Assigned {
-    /// Returns what the operator must know of the number, which `show` prints; `None` if it is the same in every run.
-    pub(super) fn remark<T: Display>(&self, show: impl Fn(u64) -> T) -> Option<String> {
-        let number = self.number?;
-        match self.before {
-            Some(before) if before != number => Some(format!(
-                "{} was allocated before, but is specified now; {} is allocated instead",
-                show(before),
-                show(number)
-            )),
-            _ if self.in_new_process != self.number => Some(format!(
-                "{} is in use until a restart, which allocates {}; specify it to keep it",
-                show(number),
-                self.in_new_process
-                    .map_or_else(|| "none".to_owned(), |it| show(it).to_string())
-            )),
-            _ => None,
-        }
-    }
+    /// The claim's earlier number, if it is reserved now.
+    pub(super) lost: Option<u64>,
 }
 
 impl Pool {
@@ -86,86 +59,50 @@ impl Pool {
     ///
     /// `numbers` gets the new numbers. Claims that are gone lose theirs if `are_all`; otherwise they may be in an
     /// unreadable file, so their numbers are not free.
-    pub(super) fn assign_again(
+    pub(super) fn assign(
         &mut self,
-        claims: &[impl AsRef<str>],
+        claims: &[String],
         numbers: &mut Numbers,
         are_all: bool,
     ) -> Vec<Assigned> {
-        let in_new_process = self.clone().assign(claims);
-        let before = |claim: &str| numbers.0.get(claim).copied();
-        let kept = claims.iter().map(|claim| {
-            let number = before(claim.as_ref())?;
-            self.taken.insert(number).then_some(number)
-        });
-        let kept: Vec<Option<u64>> = kept.collect();
-        if !are_all {
-            self.taken.extend(numbers.0.values());
-        }
-        let is_new = |&claim: &usize| kept[claim].is_none();
-        let new: Vec<usize> = (0..claims.len()).filter(is_new).collect();
-        let new_names: Vec<&str> = new.iter().map(|&claim| claims[claim].as_ref()).collect();
-        let mut all = kept;
-        for (&claim, number) in new.iter().zip(self.assign(&new_names)) {
-            all[claim] = number;
-        }
-        let assigned = claims.iter().zip(all).zip(in_new_process);
-        let assigned = assigned.map(|((claim, number), in_new_process)| Assigned {
-            number,
-            before: before(claim.as_ref()),
-            in_new_process,
-        });
-        let assigned: Vec<Assigned> = assigned.collect();
+        let keep = |claim: &String| {
+            let before = numbers.0.get(claim).copied();
+            let number = before.filter(|&number| self.taken.insert(number));
+            let lost = before.filter(|_| number.is_none());
+            Assigned { number, lost }
+        };
+        let mut assigned: Vec<Assigned> = claims.iter().map(keep).collect();
         if are_all {
             numbers.0.clear();
+        } else {
+            self.taken.extend(numbers.0.values());
         }
-        let claims = claims.iter().map(|claim| claim.as_ref().into());
-        let present = claims.zip(assigned.iter().map(|it| it.number));
-        let present = present.filter_map(|(claim, number)| Some((claim, number?)));
-        numbers.0.extend(present);
+        // By name, so that the order of the files does not change any number.
+        let mut order: Vec<usize> = (0..claims.len()).collect();
+        order.sort_by_key(|&claim| &claims[claim]);
+        for index in order {
+            let claim = &claims[index];
+            let number = assigned[index].number.or_else(|| self.next_free(claim));
+            assigned[index].number = number;
+            numbers
+                .0
+                .extend(number.map(|number| (claim.clone(), number)));
+        }
         assigned
     }
 
-    /// Returns a number for each claim, in the order of `claims`; `None` if the pool is exhausted.
-    fn assign(&mut self, claims: &[impl AsRef<str>]) -> Vec<Option<u64>> {
-        let name = |claim: usize| claims[claim].as_ref();
-        let mut numbers = vec![None; claims.len()];
-        let mut waiting: Vec<usize> = (0..claims.len()).collect();
-        // By name, so that the order of the files does not change any number.
-        waiting.sort_by_key(|&claim| name(claim));
-        let high = self.size - self.low;
-        for round in 0..ROUNDS {
-            if high == 0 {
-                break;
-            }
-            waiting.retain(|&claim| {
-                let number = self.low + hash(name(claim), round) % high;
-                let is_free = self.taken.insert(number);
-                if is_free {
-                    numbers[claim] = Some(number);
-                }
-                !is_free
-            });
-        }
-        for claim in waiting {
-            numbers[claim] = self.next_free(hash(name(claim), ROUNDS));
-        }
-        numbers
-    }
-
-    fn next_free(&mut self, hash: u64) -> Option<u64> {
+    fn next_free(&mut self, claim: &str) -> Option<u64> {
         if self.taken.len() as u64 >= self.size {
             return None;
         }
         let high = self.size - self.low;
-        let from = |base: u64, count: u64| {
-            let start = hash.checked_rem(count).unwrap_or_default();
-            (0..count).map(move |step| base + (start + step) % count)
-        };
-        // A linear search, but only in a nearly full pool.
-        let number = from(self.low, high)
-            .chain(from(0, self.low))
-            .find(|n| !self.taken.contains(n))?;
+        let rounds = (0..ROUNDS).filter(|_| high > 0);
+        let preferred = rounds.map(|round| self.low + hash(claim, round) % high);
+        // The search for any free number is linear, but only in a nearly full pool.
+        let number = preferred
+            .chain(self.low..self.size)
+            .chain(0..self.low)
+            .find(|number| !self.taken.contains(number))?;
         self.taken.insert(number);
         Some(number)
     }
@@ -188,41 +125,45 @@ mod tests {
             .collect()
     }
 
+    fn assign(mut pool: Pool, claims: &[String]) -> Vec<Option<u64>> {
+        let assigned = pool.assign(claims, &mut Numbers::default(), true);
+        assigned.into_iter().map(|it| it.number).collect()
+    }
+
     #[test]
     fn low_numbers_are_allocated_last_and_each_number_once() {
-        let numbers = Pool::new(100, 16).assign(&names(84));
+        let numbers = assign(Pool::new(100, 16), &names(84));
         assert!(
             numbers
                 .iter()
                 .all(|number| number.is_some_and(|number| number >= 16))
         );
-        let numbers: HashSet<u64> = Pool::new(100, 16)
-            .assign(&names(120))
+        let numbers: HashSet<u64> = assign(Pool::new(100, 16), &names(120))
             .into_iter()
             .flatten()
             .collect();
         assert_eq!(numbers.len(), 100);
-        assert_eq!(Pool::new(0, 0).assign(&names(2)), [None, None]);
+        assert_eq!(assign(Pool::new(0, 0), &names(2)), [None, None]);
         assert_eq!(
-            Pool::new(8, 8).assign(&names(8)).iter().flatten().count(),
+            assign(Pool::new(8, 8), &names(8)).iter().flatten().count(),
             8
         );
     }
 
     #[test]
     fn numbers_never_change_between_versions() {
-        let numbers = Pool::new(65_534, 256).assign(&names(4));
+        let numbers = assign(Pool::new(65_534, 256), &names(4));
         assert_eq!(numbers, [63_273, 57_489, 16_405, 29_750].map(Some));
     }
 
     #[test]
     fn a_new_claim_rarely_moves_another() {
         let names = names(100);
-        let all = Pool::new(254, 16).assign(&names);
+        let all = assign(Pool::new(254, 16), &names);
         for left_out in 0..names.len() {
             let mut fewer = names.clone();
             fewer.remove(left_out);
-            let mut numbers = Pool::new(254, 16).assign(&fewer);
+            let mut numbers = assign(Pool::new(254, 16), &fewer);
             numbers.insert(left_out, all[left_out]);
             let moved = numbers
                 .iter()
@@ -245,8 +186,8 @@ mod tests {
         ) {
             let mut pool = Pool::new(size, low);
             reserved.iter().for_each(|&number| pool.reserve(number));
-            let of_sorted = pool.clone().assign(&sorted);
-            let of_shuffled = pool.assign(&shuffled);
+            let of_sorted = assign(pool.clone(), &sorted);
+            let of_shuffled = assign(pool, &shuffled);
             for (name, number) in shuffled.iter().zip(&of_shuffled) {
                 let index = sorted.iter().position(|other| other == name).unwrap();
                 prop_assert_eq!(of_sorted[index], *number);
