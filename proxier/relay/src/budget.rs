@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Statistics;
 use crate::frontend::SharedFrontend;
-use crate::pool::EndpointPool;
+use crate::pool::Lease;
 
 /// A frontend or a client may have this many times the free descriptors.
 const SHARE: usize = 8;
@@ -84,7 +84,7 @@ impl Budget {
                 Some(used + count).filter(|&used| used <= most)
             });
         taken.ok()?;
-        self.statistics.listening(count as f64);
+        self.statistics.listener_files.increment(count as f64);
         Some(ListenerPermit {
             budget: self.clone(),
             count,
@@ -139,10 +139,11 @@ impl Budget {
         // A frontend's count needs no lock. A worker that reads it before this update may admit one connection more,
         // which does no harm.
         drop(clients);
-        self.statistics.connecting(count as f64);
+        self.statistics.connection_files.increment(count as f64);
         frontend.take_descriptors(count);
         Some(Permit {
             budget: self.clone(),
+            revision: frontend.revision(),
             frontend: frontend.clone(),
             client,
             count,
@@ -162,7 +163,10 @@ impl Drop for ListenerPermit {
         self.budget
             .listening
             .fetch_sub(self.count, Ordering::Relaxed);
-        self.budget.statistics.listening(-(self.count as f64));
+        self.budget
+            .statistics
+            .listener_files
+            .increment(-(self.count as f64));
     }
 }
 
@@ -173,12 +177,32 @@ pub(crate) struct Permit {
     frontend: Arc<SharedFrontend>,
     client: IpAddr,
     count: usize,
+    /// The revision of the frontend whose route permits the connection.
+    pub(crate) revision: usize,
+}
+
+/// What the route of a frontend permits to a client that has an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Permission {
+    /// This endpoint.
+    Endpoint,
+    /// Other endpoints.
+    Others,
+    Nothing,
 }
 
 impl Permit {
-    /// Returns the endpoints of its client at its frontend; `None` if the client may no longer connect.
-    pub(crate) fn pool(&self) -> Option<Arc<EndpointPool>> {
-        self.frontend.route().pool_for(self.client).cloned()
+    /// Returns what a new route permits, and moves `lease` to the pool of the client there.
+    pub(crate) fn review(&mut self, lease: &mut Lease) -> Permission {
+        let revision = self.frontend.revision();
+        if std::mem::replace(&mut self.revision, revision) == revision {
+            return Permission::Endpoint;
+        }
+        match self.frontend.route().pool_for(self.client) {
+            None => Permission::Nothing,
+            Some(pool) if lease.move_to(pool) => Permission::Endpoint,
+            Some(_) => Permission::Others,
+        }
     }
 
     /// Returns the frontend that uses the descriptors.
@@ -194,9 +218,13 @@ impl Drop for Permit {
             frontend,
             client,
             count,
+            ..
         } = self;
         budget.connected.fetch_sub(*count, Ordering::Relaxed);
-        budget.statistics.connecting(-(*count as f64));
+        budget
+            .statistics
+            .connection_files
+            .increment(-(*count as f64));
         frontend.return_descriptors(*count);
         let mut clients = budget
             .clients
@@ -219,7 +247,7 @@ mod tests {
     use schedulers::Options;
 
     use super::*;
-    use crate::{PoolConfig, Route};
+    use crate::{EndpointPool, PoolConfig, Route};
 
     #[test]
     fn a_client_that_was_accepted_is_not_reset_if_another_worker_took_the_room() {

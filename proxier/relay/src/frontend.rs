@@ -125,6 +125,8 @@ pub(crate) struct SharedFrontend {
     address: SocketAddr,
     /// Replaced as a whole, so that a worker uses one route for a connection, whatever changes meanwhile.
     route: Mutex<Arc<Route>>,
+    /// The number of routes that took endpoints from clients.
+    revision: AtomicUsize,
     /// The descriptors of its connections and flows.
     descriptors: AtomicUsize,
 }
@@ -134,6 +136,7 @@ impl SharedFrontend {
         Self {
             address,
             route: Mutex::new(Arc::new(route)),
+            revision: AtomicUsize::new(0),
             descriptors: AtomicUsize::new(0),
         }
     }
@@ -145,6 +148,10 @@ impl SharedFrontend {
     pub(crate) fn route(&self) -> Arc<Route> {
         let route = self.route.lock();
         Arc::clone(&route.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn revision(&self) -> usize {
+        self.revision.load(Ordering::Acquire)
     }
 
     pub(crate) fn handling(&self) -> Handling {
@@ -168,6 +175,9 @@ impl SharedFrontend {
         let mut present = self.route.lock().unwrap_or_else(PoisonError::into_inner);
         let is_stricter = !route.admits_as(&present);
         *present = Arc::new(route);
+        if is_stricter {
+            self.revision.fetch_add(1, Ordering::Release);
+        }
         is_stricter
     }
 }

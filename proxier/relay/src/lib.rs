@@ -35,7 +35,6 @@ mod kernel_pipe;
 mod pipe;
 mod pool;
 mod proxy_header;
-mod recent;
 mod refusal;
 mod source;
 mod statistics;
@@ -46,10 +45,9 @@ mod worker;
 
 pub use affinity::AffinityRoom;
 pub use frontend::{Handling, InsideClients, Route};
-pub use holder::Holder;
 pub use pool::{Counts, EndpointPool, PoolConfig, PoolError, kernel_schedulers};
 pub use source::LocalAnswers;
-pub use statistics::Statistics;
+pub use statistics::{Statistics, Tally};
 
 use budget::{Budget, ListenerPermit};
 use frontend::SharedFrontend;
@@ -115,9 +113,9 @@ pub enum OpenError {
     /// The kernel refuses the address, for example because it needs a privilege.
     #[error(transparent)]
     Refused(#[from] io::Error),
-    /// Another socket has the address.
+    /// Another socket has the address: that of this process, if it is known.
     #[error("address in use{}", .0.as_ref().map(|holder| format!(" by {holder}")).unwrap_or_default())]
-    Taken(Option<Holder>),
+    Taken(Option<String>),
     /// The listeners would leave too few descriptors for connections.
     #[error(
         "the listeners of this relay would need more than {most} of the {limit} files that the process may \
@@ -243,7 +241,7 @@ impl Relay {
             limit: self.budget.limit(),
         })?;
         let bound = bind(transport, address).map_err(|error| match error.kind() {
-            io::ErrorKind::AddrInUse => OpenError::Taken(Holder::of(transport, address)),
+            io::ErrorKind::AddrInUse => OpenError::Taken(holder::holder(transport, address)),
             _ => OpenError::Refused(error),
         })?;
         let mut listening = Listening {
@@ -267,7 +265,7 @@ impl Relay {
     /// As [`Relay::adjust`].
     pub fn set_route(&mut self, listening: &mut Listening, route: Route) -> io::Result<()> {
         if listening.shared.set_route(route) {
-            self.tell(|| RelayCommand::Reroute(listening.shared.clone()));
+            self.tell(|| RelayCommand::Review);
         }
         self.adjust(listening)
     }
@@ -339,7 +337,7 @@ impl Relay {
 
     /// Ends the connections and flows of endpoints that were removed from their pools.
     pub fn cut(&mut self) {
-        self.tell(|| RelayCommand::Cut);
+        self.tell(|| RelayCommand::Review);
     }
 
     /// Closes all listeners and waits until all connections have ended, for at most `patience`.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use schedulers::{Balancer, Options, Registry, Request, Server, ServerId, Thresholds};
 
+use crate::Transport;
 use crate::affinity::{Affinity, AffinityRoom};
 
 /// The first pause of an endpoint that does not accept connections; doubled after each further failure.
@@ -102,22 +103,11 @@ impl EndpointPool {
     /// # Errors
     /// If no scheduler has that name.
     pub fn new(config: &PoolConfig, now: Duration) -> Result<Self, PoolError> {
-        Self::choosing(kernel_schedulers(), config, now)
+        Self::sharing(Arc::default(), kernel_schedulers(), config, now)
     }
 
-    /// Returns a pool without endpoints, at time `now`, with the schedulers of `registry`.
-    ///
-    /// # Errors
-    /// If no scheduler has that name.
-    pub fn choosing(
-        registry: Arc<Registry>,
-        config: &PoolConfig,
-        now: Duration,
-    ) -> Result<Self, PoolError> {
-        Self::sharing(Arc::default(), registry, config, now)
-    }
-
-    /// As [`EndpointPool::choosing`], for pools that share the `room` for the clients that they remember.
+    /// Returns a pool without endpoints, at time `now`, with the schedulers of `registry`. Pools share the `room` for
+    /// the clients that they remember.
     ///
     /// # Errors
     /// If no scheduler has that name.
@@ -256,34 +246,29 @@ impl EndpointPool {
         self: &Arc<Self>,
         request: &Request,
         tried: &[SocketAddr],
-        kind: ConnectionKind,
+        transport: Transport,
     ) -> Option<Lease> {
         let mut state = self.lock();
         state.readmit(request.at);
         let remembered = state.remembered(request, tried);
         let id = remembered.or_else(|| state.choose(request, tried))?;
         let address = address_of(state.balancer.servers().get(id)?);
-        let is_cut = state.endpoints.get(&address)?.is_cut.clone();
-        match kind {
-            ConnectionKind::Tcp => state.balancer.connected(id).ok()?,
-            ConnectionKind::Udp => state.balancer.opened(id).ok()?,
-        }
+        let lease = self.lease(&mut state, address, transport == Transport::Tcp)?;
         if let Some(affinity) = &mut state.affinity {
             affinity.remember(request.source, address, request.at);
         }
-        Some(Lease {
-            pool: Arc::clone(self),
-            id,
-            address,
-            is_active: kind == ConnectionKind::Tcp,
-            is_cut,
-        })
+        Some(lease)
     }
 
-    /// Returns a share of the endpoint with this address, whatever the scheduler would choose. `None` if the pool
-    /// lacks it.
-    fn join(self: &Arc<Self>, address: SocketAddr, is_active: bool) -> Option<Lease> {
-        let mut state = self.lock();
+    /// Counts a connection at the endpoint with this address. `None` if the pool lacks it.
+    ///
+    /// TCP connections count as active, UDP flows as inactive, as in the kernel.
+    fn lease(
+        self: &Arc<Self>,
+        state: &mut PoolState,
+        address: SocketAddr,
+        is_active: bool,
+    ) -> Option<Lease> {
         let Member { id, is_cut, .. } = state.endpoints.get(&address)?;
         let (id, is_cut) = (*id, is_cut.clone());
         match is_active {
@@ -303,15 +288,6 @@ impl EndpointPool {
         // No code panics while it holds the lock, and a panic in any thread ends the process.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The kind of a connection: TCP connections count as active, UDP flows as inactive, as in the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ConnectionKind {
-    /// A TCP connection.
-    Tcp,
-    /// A UDP flow.
-    Udp,
 }
 
 impl PoolState {
@@ -419,7 +395,7 @@ impl Lease {
         if Arc::ptr_eq(&self.pool, pool) {
             return true;
         }
-        let moved = pool.join(self.address, self.is_active);
+        let moved = pool.lease(&mut pool.lock(), self.address, self.is_active);
         moved.map(|lease| *self = lease).is_some()
     }
 

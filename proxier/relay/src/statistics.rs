@@ -7,19 +7,25 @@ use metrics::{Counter, Gauge, counter, gauge};
 /// Counts of all workers since the start.
 #[derive(Debug)]
 pub struct Statistics {
-    connected: Tally,
-    refused: Tally,
-    over_share: Tally,
-    hidden: Tally,
-    exhausted: Tally,
-    held_back: Tally,
-    listener_files: Gauge,
-    connection_files: Gauge,
+    /// Connections that reached an endpoint.
+    pub connected: Tally,
+    /// Clients that were reset because no endpoint accepted them.
+    pub refused: Tally,
+    /// Clients that were reset because they had their share of connections.
+    pub over_share: Tally,
+    /// Endpoints of this node that did not answer to a client's address, so that they were tried from this node's.
+    pub hidden: Tally,
+    /// Pauses because the process had no descriptor left.
+    pub exhausted: Tally,
+    /// Pauses of accepting because a frontend had its share of connections.
+    pub held_back: Tally,
+    pub(crate) listener_files: Gauge,
+    pub(crate) connection_files: Gauge,
 }
 
 /// A count that tests read and a scrape shows.
 #[derive(Debug)]
-struct Tally {
+pub struct Tally {
     value: AtomicU64,
     metric: Counter,
 }
@@ -32,12 +38,13 @@ impl Tally {
         }
     }
 
-    fn add(&self) {
+    pub(crate) fn add(&self) {
         self.value.fetch_add(1, Ordering::Relaxed);
         self.metric.increment(1);
     }
 
-    fn get(&self) -> u64 {
+    /// Returns the count.
+    pub fn get(&self) -> u64 {
         self.value.load(Ordering::Relaxed)
     }
 }
@@ -62,68 +69,5 @@ impl Statistics {
             listener_files: files("listeners"),
             connection_files: files("connections"),
         }
-    }
-
-    pub(crate) fn connected(&self) {
-        self.connected.add();
-    }
-
-    pub(crate) fn refused(&self) {
-        self.refused.add();
-    }
-
-    pub(crate) fn over_share(&self) {
-        self.over_share.add();
-    }
-
-    pub(crate) fn hidden(&self) {
-        self.hidden.add();
-    }
-
-    pub(crate) fn exhausted(&self) {
-        self.exhausted.add();
-    }
-
-    pub(crate) fn held_back(&self) {
-        self.held_back.add();
-    }
-
-    pub(crate) fn listening(&self, change: f64) {
-        self.listener_files.increment(change);
-    }
-
-    pub(crate) fn connecting(&self, change: f64) {
-        self.connection_files.increment(change);
-    }
-
-    /// Returns the number of connections that reached an endpoint.
-    pub fn connections(&self) -> u64 {
-        self.connected.get()
-    }
-
-    /// Returns the number of clients that were reset because no endpoint accepted them.
-    pub fn refusals(&self) -> u64 {
-        self.refused.get()
-    }
-
-    /// Returns the number of clients that were reset because they had their share of connections.
-    pub fn over_shares(&self) -> u64 {
-        self.over_share.get()
-    }
-
-    /// Returns how often an endpoint of this node did not answer to a client's address, so that it was tried from
-    /// this node's.
-    pub fn hidden_clients(&self) -> u64 {
-        self.hidden.get()
-    }
-
-    /// Returns how often the process had no descriptor left.
-    pub fn exhaustions(&self) -> u64 {
-        self.exhausted.get()
-    }
-
-    /// Returns how often accepting paused because a frontend had its share of connections.
-    pub fn pauses(&self) -> u64 {
-        self.held_back.get()
     }
 }

@@ -12,20 +12,22 @@ use slab::Slab;
 
 use crate::RelayLimits;
 use crate::answers::WaitingAnswers;
-use crate::budget::{Budget, Permit};
+use crate::budget::{Budget, Permission, Permit};
 use crate::datagrams::{DatagramBatch, DatagramSocket, MoreDatagrams, Train};
 use crate::frontend::SharedFrontend;
 use crate::hops::Hops;
 use crate::pool::Lease;
-use crate::recent::{DatagramPlace, RecentDatagrams};
 use crate::refusal::Refusals;
 use crate::tcp::ATTEMPTS;
-use crate::worker::Rerouted;
 
 mod open;
 
 /// The number of batches that are received from a socket before the next socket gets its turn.
 const TURNS: usize = 2;
+
+/// The longest datagram that a flow keeps for another endpoint: a frame of Ethernet has no longer one. A client that
+/// never gets an answer takes this memory until its flow ends.
+const KEPT: usize = 1_500;
 
 /// The datagram sockets of a worker: those of frontends and those of flows.
 #[derive(Debug)]
@@ -36,7 +38,6 @@ pub(crate) struct UdpFlows {
     /// The slot at which the next search for a flow to remove begins.
     hand: usize,
     answers: WaitingAnswers,
-    recent: RecentDatagrams,
     refusals: Refusals,
     limits: RelayLimits,
     budget: Arc<Budget>,
@@ -78,7 +79,8 @@ enum FlowEndpoint {
 /// What another endpoint needs if the endpoint of a flow refuses its first datagram.
 #[derive(Debug)]
 struct Opening {
-    first: DatagramPlace,
+    /// The first datagram; `None` if it is too long.
+    first: Option<Box<[u8]>>,
     /// The endpoints that refused it.
     refused: Vec<SocketAddr>,
     /// The hops of the flow's datagrams.
@@ -101,18 +103,16 @@ struct FlowClient {
 }
 
 impl UdpFlows {
-    pub(crate) fn new(limits: RelayLimits, budget: Arc<Budget>) -> Self {
+    pub(crate) fn new(limits: RelayLimits, budget: Arc<Budget>, token: fn(usize) -> Token) -> Self {
         Self {
             sockets: Slab::new(),
             index: HashMap::new(),
             hand: 0,
             answers: WaitingAnswers::new(),
-            recent: RecentDatagrams::new(),
             refusals: Refusals::default(),
             limits,
             budget,
-            // `listen` replaces it, and no flow exists before.
-            token: |_| crate::worker::WAKER,
+            token,
         }
     }
 
@@ -126,11 +126,9 @@ impl UdpFlows {
         mut socket: UdpSocket,
         shared: Arc<SharedFrontend>,
         registry: &Registry,
-        token: fn(usize) -> Token,
     ) {
-        self.token = token;
         let entry = self.sockets.vacant_entry();
-        let token = token(entry.key());
+        let token = (self.token)(entry.key());
         if registry
             .register(&mut socket, token, Interest::READABLE)
             .is_ok()
@@ -210,11 +208,12 @@ impl UdpFlows {
             Some(key) if !self.is_in_doubt(key) => key,
             _ => {
                 let Some(hops) = Hops::after(train.hops) else {
-                    self.budget.statistics().refused();
+                    self.budget.statistics().refused.add();
                     return None;
                 };
+                let first = train.first();
                 let opening = Opening {
-                    first: self.recent.keep(train.first())?,
+                    first: (first.len() <= KEPT).then(|| first.into()),
                     refused: Vec::new(),
                     hops,
                 };
@@ -330,15 +329,15 @@ impl UdpFlows {
             return;
         };
         opening.refused.push(endpoint);
-        let first = opening.first;
         // The old flow keeps no descriptor from the new one.
         drop((flow.socket, flow.permit));
         let opened = self.open(flow.from, moment, opening);
         if let Some(Socket::UdpFlow(flow)) = opened.and_then(|key| self.sockets.get(key))
-            && let Some(datagram) = self.recent.get(first)
+            && let FlowEndpoint::Untried(opening) = &flow.endpoint
+            && let Some(first) = &opening.first
         {
             // Its error, if there is one, will be an event.
-            let _ = flow.socket.send(datagram);
+            let _ = flow.socket.send(first);
         }
     }
 
@@ -362,25 +361,11 @@ impl UdpFlows {
         });
     }
 
-    /// Removes the flows of removed endpoints.
-    pub(crate) fn cut(&mut self) {
-        self.remove_if(|flow| flow.lease.is_cut());
-    }
-
-    /// Removes the flows of these frontends whose client may no longer use them, or their endpoint.
-    pub(crate) fn reroute(&mut self, rerouted: &Rerouted) {
-        let mut lost = Vec::new();
-        for (key, socket) in &mut self.sockets {
-            if let Socket::UdpFlow(flow) = socket
-                && rerouted.have(&flow.permit)
-                && !(flow.permit.pool()).is_some_and(|pool| flow.lease.move_to(&pool))
-            {
-                lost.push(key);
-            }
-        }
-        for key in lost {
-            self.remove(key);
-        }
+    /// Removes the flows of removed endpoints, and those whose client may no longer use the frontend, or the endpoint.
+    pub(crate) fn review(&mut self) {
+        self.remove_if(|flow| {
+            flow.permit.review(&mut flow.lease) != Permission::Endpoint || flow.lease.is_cut()
+        });
     }
 
     /// Closes the frontend sockets with this number, and their flows.
@@ -399,13 +384,13 @@ impl UdpFlows {
         self.index.clear();
     }
 
-    fn remove_if(&mut self, mut condition: impl FnMut(&UdpFlow) -> bool) {
+    fn remove_if(&mut self, mut condition: impl FnMut(&mut UdpFlow) -> bool) {
         let found = self
             .sockets
-            .iter()
+            .iter_mut()
             .filter_map(|(key, socket)| match socket {
-                Socket::UdpFlow(flow) if condition(flow) => Some(key),
-                _ => None,
+                Socket::UdpFlow(flow) => condition(flow).then_some(key),
+                Socket::Frontend { .. } => None,
             });
         for key in found.collect::<Vec<_>>() {
             self.remove(key);

@@ -7,7 +7,6 @@
 //! An async runtime would add tasks and wake-ups between them.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use schedulers::Request;
 use slab::Slab;
 
 use crate::RelayLimits;
-use crate::budget::Budget;
+use crate::budget::{Budget, Permission};
 use crate::datagrams::DatagramBatch;
 use crate::frontend::SharedFrontend;
 use crate::tcp::{AfterEvent, Attempt, Connecting, Readiness, Relaying, Side, reset};
@@ -30,9 +29,6 @@ use crate::transit::Transit;
 use crate::udp::{Moment, UdpFlows};
 
 mod accept;
-mod reroute;
-
-pub(crate) use reroute::Rerouted;
 
 /// The token of the waker. No key is that large.
 pub(crate) const WAKER: Token = Token(usize::MAX);
@@ -58,10 +54,8 @@ pub(crate) enum RelayCommand {
     Receive(u64, UdpSocket, Arc<SharedFrontend>),
     /// Close the listeners with this number.
     Close(u64),
-    /// End the connections and flows of removed endpoints.
-    Cut,
-    /// End the connections and flows that the route of this frontend does not permit.
-    Reroute(Arc<SharedFrontend>),
+    /// End the connections and flows of removed endpoints, and those that new routes do not permit.
+    Review,
     /// Close all listeners, and return when all connections have ended, or at this time.
     Stop(Duration),
 }
@@ -131,12 +125,9 @@ pub(crate) struct Worker {
     /// When accepting and connecting continue after the process ran out of descriptors.
     resume_at: Option<Duration>,
     paused: Vec<usize>,
-    /// A reserved descriptor. The client that is accepted with the last free descriptor needs this one for its
-    /// endpoint's socket. Without it, all waiting clients would be accepted and reset.
-    spare: Option<File>,
-    /// Clients that were accepted although no descriptor is left for their endpoints: another thread of the
-    /// process took the reserved one.
-    undialled: Vec<Attempt>,
+    /// Clients that were accepted with the last descriptors, so that none is left for their endpoints. No other
+    /// client is accepted meanwhile.
+    waiting: Vec<Attempt>,
     next_idle_check: Duration,
     stop_at: Option<Duration>,
     started: Instant,
@@ -157,7 +148,9 @@ impl Worker {
             poll,
             commands,
             limits,
-            flows: UdpFlows::new(limits, budget.clone()),
+            flows: UdpFlows::new(limits, budget.clone(), |key| {
+                TokenTarget::Datagrams(key).token()
+            }),
             budget,
             listeners: Slab::new(),
             connections: Slab::new(),
@@ -166,8 +159,7 @@ impl Worker {
             ended: Vec::new(),
             resume_at: None,
             paused: Vec::new(),
-            spare: None,
-            undialled: Vec::new(),
+            waiting: Vec::new(),
             next_idle_check: IDLE_CHECK,
             stop_at: None,
             started,
@@ -358,15 +350,9 @@ impl Worker {
 
     /// Executes the waiting commands. Returns whether the worker ends.
     fn obey(&mut self) -> bool {
-        let mut rerouted = Rerouted::default();
+        let mut needs_review = false;
         loop {
-            let command = self.commands.try_recv();
-            if !matches!(command, Ok(RelayCommand::Reroute(_))) {
-                // Before the next command, which may remove endpoints that connections leave.
-                self.reroute(&std::mem::take(&mut rerouted));
-            }
-            match command {
-                Ok(RelayCommand::Reroute(frontend)) => rerouted.add(frontend),
+            match self.commands.try_recv() {
                 Ok(RelayCommand::Listen(number, mut socket, frontend)) => {
                     let entry = self.listeners.vacant_entry();
                     let token = TokenTarget::Listener(entry.key()).token();
@@ -385,16 +371,16 @@ impl Worker {
                     }
                 }
                 Ok(RelayCommand::Receive(number, socket, frontend)) => {
-                    let token = |key| TokenTarget::Datagrams(key).token();
                     self.flows
-                        .listen(number, socket, frontend, self.poll.registry(), token);
+                        .listen(number, socket, frontend, self.poll.registry());
                 }
                 Ok(RelayCommand::Close(number)) => {
                     self.listeners
                         .retain(|_, listener| listener.number != number);
                     self.flows.close(number);
                 }
-                Ok(RelayCommand::Cut) => self.cut(),
+                // One search serves all commands that wait.
+                Ok(RelayCommand::Review) => needs_review = true,
                 Ok(RelayCommand::Stop(at)) => {
                     self.listeners.clear();
                     // A flow has no end for which to wait.
@@ -405,23 +391,34 @@ impl Worker {
                 Err(TryRecvError::Disconnected) => return true,
             }
         }
-        let has_clients = !self.connections.is_empty() || !self.undialled.is_empty();
+        if needs_review {
+            self.review();
+        }
+        let has_clients = !self.connections.is_empty() || !self.waiting.is_empty();
         let is_over = |at| !has_clients || at <= self.now;
         self.stop_at.is_some_and(is_over)
     }
 
-    /// Ends the connections and flows of removed endpoints.
-    fn cut(&mut self) {
-        let is_cut = |connection: &Relayed| match connection {
-            Relayed::Relaying(connection) => connection.lease.is_cut(),
-            Relayed::Connecting(connecting) => connecting.lease.is_cut(),
-            Relayed::Ended => false,
-        };
-        let cut = self
-            .connections
-            .iter()
-            .filter(|(_, connection)| is_cut(connection));
-        let cut: Vec<usize> = cut.map(|(key, _)| key).collect();
+    /// Ends the connections and flows of removed endpoints, and those that new routes do not permit.
+    fn review(&mut self) {
+        let (mut excluded, mut cut) = (Vec::new(), Vec::new());
+        for (key, connection) in &mut self.connections {
+            let (permit, lease) = match connection {
+                Relayed::Relaying(relaying) => (&mut relaying.permit, &mut relaying.lease),
+                Relayed::Connecting(waiting) => (&mut waiting.attempt.permit, &mut waiting.lease),
+                Relayed::Ended => continue,
+            };
+            // The route first: the endpoint may be removed only from the pool that the connection leaves. If the new
+            // pool lacks it, the connection stays until its own pool lacks it too.
+            if permit.review(lease) == Permission::Nothing {
+                excluded.push(key);
+            } else if lease.is_cut() {
+                cut.push(key);
+            }
+        }
+        for key in excluded {
+            self.reset(key);
+        }
         for key in cut {
             match self.connections.get(key) {
                 // No byte has passed yet, so another endpoint can serve this client.
@@ -429,7 +426,7 @@ impl Worker {
                 _ => self.reset(key),
             }
         }
-        self.flows.cut();
+        self.flows.review();
         self.free_ended();
     }
 

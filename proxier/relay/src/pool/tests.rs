@@ -31,7 +31,7 @@ fn pick(pool: &Arc<EndpointPool>, at: Duration) -> Lease {
         destination_port: 80,
         at,
     };
-    let lease = pool.pick(&request, &[], ConnectionKind::Udp);
+    let lease = pool.pick(&request, &[], Transport::Udp);
     lease.expect("a pool with endpoints always has one")
 }
 

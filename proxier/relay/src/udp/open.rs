@@ -9,11 +9,11 @@ use mio::Interest;
 use mio::net::UdpSocket;
 
 use super::{FlowClient, FlowEndpoint, Moment, Opening, Socket, UdpFlow, UdpFlows};
+use crate::Transport;
 use crate::budget::{PER_FLOW, Permit};
 use crate::datagrams::DatagramSocket;
 use crate::frontend::SharedFrontend;
 use crate::hops::Hops;
-use crate::pool::ConnectionKind;
 use crate::source;
 use crate::tcp::ATTEMPTS;
 use crate::worker::{is_exhausted, request};
@@ -38,12 +38,15 @@ impl UdpFlows {
             self.evict();
         }
         let canonical = SocketAddr::new(client.ip().to_canonical(), client.port());
+        // Before the route, so that the next review notices a route that comes meanwhile.
+        let revision = shared.revision();
         let route = shared.route();
         let pool = route.pool_for(canonical.ip())?;
         let request = request(shared.address(), canonical, moment.now);
-        let permit = self.permit(&shared, canonical.ip())?;
+        let mut permit = self.permit(&shared, canonical.ip())?;
+        permit.revision = revision;
         while opening.refused.len() < ATTEMPTS.len()
-            && let Some(lease) = pool.pick(&request, &opening.refused, ConnectionKind::Udp)
+            && let Some(lease) = pool.pick(&request, &opening.refused, Transport::Udp)
         {
             let endpoint = lease.address();
             let is_shown = route.shows(canonical.ip(), endpoint.ip(), shared.address().ip());
@@ -75,8 +78,8 @@ impl UdpFlows {
             self.index.insert(from, key);
             return Some(key);
         }
-        self.budget.statistics().refused();
-        let datagram = self.recent.get(opening.first).unwrap_or_default();
+        self.budget.statistics().refused.add();
+        let datagram = opening.first.as_deref().unwrap_or_default();
         self.refusals
             .send(shared.address(), client, datagram, moment.now);
         None
@@ -92,14 +95,14 @@ impl UdpFlows {
         let open = |shown| source::datagrams(shown, endpoint, hops);
         let socket = match open(shown) {
             Err(error) if is_exhausted(&error) => {
-                self.budget.statistics().exhausted();
+                self.budget.statistics().exhausted.add();
                 self.evict();
                 open(shown)
             }
             // `IP_TRANSPARENT` needs a privilege. An endpoint that sees this node is better than
             // none.
             Err(_) if shown.is_some() => {
-                self.budget.statistics().hidden();
+                self.budget.statistics().hidden.add();
                 open(None)
             }
             other => other,
@@ -113,7 +116,7 @@ impl UdpFlows {
         let budget = self.budget.clone();
         let take = || budget.admit(frontend, client, PER_FLOW);
         take().or_else(|| {
-            budget.statistics().over_share();
+            budget.statistics().over_share.add();
             self.evict();
             take()
         })

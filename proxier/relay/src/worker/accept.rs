@@ -1,6 +1,5 @@
 //! From an accepted client to a connection with an endpoint.
 
-use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -11,10 +10,10 @@ use mio::net::TcpStream;
 use net::SourceAddress;
 
 use super::{ACCEPTS, EXHAUSTION_PAUSE, Relayed, TokenTarget, Worker, is_exhausted, request};
+use crate::Transport;
 use crate::budget::PER_CONNECTION;
 use crate::frontend::SharedFrontend;
 use crate::hops::Hops;
-use crate::pool::ConnectionKind;
 use crate::source;
 use crate::tcp::{ATTEMPTS, Attempt, Connecting, Readiness, Relaying, Side, reset};
 
@@ -26,24 +25,21 @@ impl Worker {
             };
             if !self.budget.has_room(&listener.frontend) {
                 // The clients wait in the kernel's queue. Other frontends continue.
-                self.budget.statistics().held_back();
+                self.budget.statistics().held_back.add();
                 return self.pause(key);
             }
-            if self.spare.is_none() {
-                self.spare = File::open("/dev/null").ok();
-            }
-            if self.spare.is_none() || !self.undialled.is_empty() {
-                self.budget.statistics().exhausted();
+            if !self.waiting.is_empty() {
+                self.budget.statistics().exhausted.add();
                 return self.pause(key);
             }
             match listener.socket.accept() {
                 Ok((client, address)) => {
                     let frontend = listener.frontend.clone();
-                    self.admit(frontend, client, address);
+                    self.on_accept(frontend, client, address);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_exhausted(&error) => {
-                    self.budget.statistics().exhausted();
+                    self.budget.statistics().exhausted.add();
                     return self.pause(key);
                 }
                 // The client gave up before it was accepted (ECONNABORTED).
@@ -68,30 +64,30 @@ impl Worker {
 
     /// Connects clients that waited for a descriptor.
     pub(super) fn dial_again(&mut self) {
-        for attempt in std::mem::take(&mut self.undialled) {
+        for attempt in std::mem::take(&mut self.waiting) {
             self.dial(attempt);
         }
     }
 
     /// Keeps a client until a descriptor may be free. `endpoint`, which was chosen for it, is not at fault.
     fn dial_later(&mut self, mut attempt: Attempt, endpoint: SocketAddr) {
-        self.budget.statistics().exhausted();
+        self.budget.statistics().exhausted.add();
         attempt.tried.retain(|&tried| tried != endpoint);
-        self.undialled.push(attempt);
+        self.waiting.push(attempt);
         self.resume_later();
     }
 
-    fn admit(&mut self, frontend: Arc<SharedFrontend>, client: TcpStream, address: SocketAddr) {
+    fn on_accept(&mut self, frontend: Arc<SharedFrontend>, client: TcpStream, address: SocketAddr) {
         let client_address = SocketAddr::new(address.ip().to_canonical(), address.port());
         let Some(hops) = Hops::after_client(&client, address) else {
-            self.budget.statistics().refused();
+            self.budget.statistics().refused.add();
             return reset(&client);
         };
         let permit = self
             .budget
             .admit_accepted(&frontend, client_address.ip(), PER_CONNECTION);
         let Some(permit) = permit else {
-            self.budget.statistics().over_share();
+            self.budget.statistics().over_share.add();
             return reset(&client);
         };
         self.dial(Attempt {
@@ -112,8 +108,7 @@ impl Worker {
         let pool = route.pool_for(attempt.client_address.ip());
         let request = request(attempt.frontend.address(), attempt.client_address, self.now);
         while let Some(&patience) = ATTEMPTS.get(attempt.tried.len()) {
-            let lease =
-                pool.and_then(|pool| pool.pick(&request, &attempt.tried, ConnectionKind::Tcp));
+            let lease = pool.and_then(|pool| pool.pick(&request, &attempt.tried, Transport::Tcp));
             let Some(lease) = lease else {
                 break;
             };
@@ -136,34 +131,26 @@ impl Worker {
                 Err(_) => lease.fail(self.now),
             }
         }
-        self.budget.statistics().refused();
+        self.budget.statistics().refused.add();
         reset(&attempt.client);
     }
 
     /// Begins to connect to an endpoint, from the address of `client` if that is possible.
     fn connect(
-        &mut self,
+        &self,
         endpoint: SocketAddr,
         client: Option<IpAddr>,
         hops: Hops,
     ) -> io::Result<(TcpStream, SourceAddress)> {
         if client.is_some() {
-            match self.with_spare(|| source::connect(client, endpoint, hops)) {
+            match source::connect(client, endpoint, hops) {
                 Ok(stream) => return Ok((stream, SourceAddress::Client)),
                 Err(error) if is_exhausted(&error) => return Err(error),
-                Err(_) => self.budget.statistics().hidden(),
+                Err(_) => self.budget.statistics().hidden.add(),
             }
         }
-        let stream = self.with_spare(|| source::connect(None, endpoint, hops))?;
+        let stream = source::connect(None, endpoint, hops)?;
         Ok((stream, SourceAddress::Node))
-    }
-
-    /// Opens a socket, with the reserved descriptor if no other one is left.
-    fn with_spare(&mut self, open: impl Fn() -> io::Result<TcpStream>) -> io::Result<TcpStream> {
-        match open() {
-            Err(error) if is_exhausted(&error) && self.spare.take().is_some() => open(),
-            other => other,
-        }
     }
 
     fn wait_for_endpoint(&mut self, mut connecting: Connecting) {
@@ -192,7 +179,7 @@ impl Worker {
         let token = TokenTarget::Side(Side::Client, key).token();
         match Relaying::begin(connecting, self.poll.registry(), token, seconds) {
             Ok(mut relaying) => {
-                self.budget.statistics().connected();
+                self.budget.statistics().connected.add();
                 relaying.note(Side::Endpoint, ready);
                 let header = relaying.header();
                 self.transit.count(0, header);
@@ -230,7 +217,7 @@ impl Worker {
             return false;
         };
         self.ended.push(key);
-        self.budget.statistics().hidden();
+        self.budget.statistics().hidden.add();
         connecting.attempt.source = SourceAddress::Node;
         let hops = connecting.attempt.hops;
         match self.connect(connecting.lease.address(), None, hops) {

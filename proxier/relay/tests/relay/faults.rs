@@ -88,7 +88,7 @@ fn an_endpoint_that_dies_is_left_out_and_gets_connections_when_it_returns() {
         mortal.return_to_life();
         eventually(|| both(&mortal));
     }
-    assert_eq!(relay.statistics().refusals(), 0);
+    assert_eq!(relay.statistics().refused.get(), 0);
 }
 
 /// Returns whether a client is reset: when it reads, or before it notices that it is connected.
@@ -199,7 +199,7 @@ fn a_silent_endpoint_is_left_for_the_next_one_and_gets_no_byte() {
     }
     assert_eq!(pool.counts(silent.address), Default::default());
     assert_eq!(pool.counts(living).active, 2);
-    assert_eq!(relay.statistics().refusals(), 0);
+    assert_eq!(relay.statistics().refused.get(), 0);
     // The attempt that was given up never arrives; later ones do.
     let address_of_silent = silent.address;
     let listener = silent.wake();
@@ -219,7 +219,7 @@ fn silent_endpoints_are_tried_a_limited_number_of_times() {
     let mut relay = relay();
     let (address, _listening) = open(&mut relay, &pool);
     assert!(is_reset(address));
-    assert_eq!(relay.statistics().refusals(), 1);
+    assert_eq!(relay.statistics().refused.get(), 1);
     let counts = silent.iter().map(|it| pool.counts(it.address));
     assert!(counts.clone().all(|it| it == Default::default()));
 }
@@ -256,7 +256,7 @@ fn ten_thousand_half_closed_connections_end_and_leave_nothing() {
         eventually(|| pool.counts(endpoint) == Default::default());
         eventually(|| open_files() + 3 * BATCH < held);
     }
-    assert_eq!(relay.statistics().connections(), 4 * BATCH as u64);
+    assert_eq!(relay.statistics().connected.get(), 4 * BATCH as u64);
 }
 
 /// Connections that are asked again and again while `change` runs many times.
@@ -297,7 +297,7 @@ fn changes_disturb_no_connection_of_another_endpoint() {
     add(&pool_under_load, stable);
     let mut relay = relay();
     let (address, mut listening) = open(&mut relay, &pool_under_load);
-    let before = relay.statistics().refusals();
+    let before = relay.statistics().refused.get();
     under_load(address, CONNECTIONS, || {
         let other = pool("rr", None);
         let config = |scheduler: &str| PoolConfig {
@@ -328,7 +328,7 @@ fn changes_disturb_no_connection_of_another_endpoint() {
             relay.cut();
             relay.close(opened);
         }
-        assert_eq!(relay.statistics().refusals(), before);
+        assert_eq!(relay.statistics().refused.get(), before);
         // Even without a usable endpoint, the connections stay. The relay may refuse the test's own
         // connections until the listener is closed.
         pool_under_load

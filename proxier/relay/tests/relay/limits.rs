@@ -55,7 +55,7 @@ fn a_frontend_with_many_connections_leaves_room_for_others() {
     let clients: Vec<TcpStream> = (0..100)
         .map(|host| connect_from([127, 1, 0, host + 1], crowded))
         .collect();
-    eventually(|| relay.statistics().pauses() > 0);
+    eventually(|| relay.statistics().held_back.get() > 0);
     let mut waiting = clients;
     eventually(|| waiting.iter().filter(|it| has_greeting(it)).count() >= 76);
     // Further clients wait.
@@ -75,7 +75,7 @@ fn a_frontend_with_many_connections_leaves_room_for_others() {
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         assert_eq!(greeting(client), 'a');
     }
-    assert_eq!(relay.statistics().over_shares(), 0);
+    assert_eq!(relay.statistics().over_share.get(), 0);
 }
 
 #[test]
@@ -87,8 +87,8 @@ fn a_client_with_many_connections_leaves_room_for_others() {
     let mut clients: Vec<Option<TcpStream>> = (0..100)
         .map(|number| try_connect_from(GREEDY, frontends[number % 2].0))
         .collect();
-    eventually(|| relay.statistics().connections() + relay.statistics().over_shares() == 100);
-    assert_eq!(relay.statistics().connections(), 76);
+    eventually(|| relay.statistics().connected.get() + relay.statistics().over_share.get() == 100);
+    assert_eq!(relay.statistics().connected.get(), 76);
     let is_reset = |client: &mut Option<TcpStream>| {
         let result = client.as_mut().map(|client| client.read(&mut [0; 1]));
         result.is_none_or(|it| it.is_err_and(|it| it.kind() == ErrorKind::ConnectionReset))
@@ -126,7 +126,7 @@ fn flows_of_a_client_without_a_share_replace_its_others() {
         client.recv(&mut [0; 8]).unwrap();
         kept.push(client);
     }
-    assert!(relay.statistics().over_shares() > 100);
+    assert!(relay.statistics().over_share.get() > 100);
 }
 
 #[test]

@@ -33,7 +33,7 @@ impl Circle {
 
     fn refusals(&self) -> u64 {
         let refusals = self.relays.iter();
-        refusals.map(|relay| relay.statistics().refusals()).sum()
+        refusals.map(|relay| relay.statistics().refused.get()).sum()
     }
 
     /// Returns the number of connections and flows of both relays.

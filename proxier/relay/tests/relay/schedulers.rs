@@ -24,7 +24,8 @@ fn a_registered_scheduler_chooses() {
         options: Options::default(),
         affinity: None,
     };
-    let pool = EndpointPool::choosing(Arc::new(registry), &config, Duration::ZERO).unwrap();
+    let pool =
+        EndpointPool::sharing(Arc::default(), Arc::new(registry), &config, Duration::ZERO).unwrap();
     let pool = Arc::new(pool);
     for name in ["a", "b", "c"] {
         add(&pool, endpoint(name));

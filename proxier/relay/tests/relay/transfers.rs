@@ -92,7 +92,7 @@ fn clients_that_do_not_read_leave_room_for_others() {
     let mut relay = frugal_relay(1);
     let (address, _listening) = open(&mut relay, &pool);
     let idle: Vec<TcpStream> = (0..40).map(|_| connect_with(4_096, address)).collect();
-    eventually(|| relay.statistics().connections() == 40);
+    eventually(|| relay.statistics().connected.get() == 40);
     receive(&mut connect_with(1 << 20, address), 1 << 20);
     drop(idle);
 }
