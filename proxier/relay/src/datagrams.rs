@@ -1,11 +1,8 @@
-//! Datagrams, many in one system call.
+//! Datagrams, many in one message.
 //!
-//! `recvmmsg` receives the datagrams that wait at a socket. Datagrams of one sender that follow each other are
-//! a train, which is sent through the kernel's network stack in one pass (`UDP_SEGMENT`). A socket that got a
-//! long train receives later trains whole, each as one message (`UDP_GRO`).
-//!
-//! A flow, which mostly has one datagram, receives with `recv`: that costs less than a `recvmmsg`, which copies headers and
-//! addresses. A frontend has the datagrams of many clients.
+//! Datagrams of one sender that the kernel has together are a train: it is received as one message (`UDP_GRO`), and
+//! sent through the kernel's network stack in one pass (`UDP_SEGMENT`). Single datagrams that follow each other are
+//! joined to a train, too.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -16,19 +13,11 @@ use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::sys::socket::sockopt::{Ipv4RecvTtl, Ipv6RecvHopLimit, UdpGroSegment};
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, MultiHeaders, RecvMsg, SockaddrStorage,
-    recvmmsg, recvmsg, sendmsg, setsockopt,
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg, setsockopt,
 };
 
-/// The maximum number of messages that are received at once.
+/// The maximum number of messages that are received in one turn of a socket.
 const MESSAGES: usize = 32;
-
-/// The number of messages that a new socket asks for at once. With one, a socket with one message
-/// would be asked twice.
-const FEWEST: usize = 2;
-
-/// A socket asks for fewer messages after it got at most one of so many that it asked for.
-const PART: usize = 8;
 
 /// The maximum length of a message, in bytes.
 const LONGEST: usize = 64 * 1024;
@@ -40,37 +29,12 @@ const STRIDE: usize = LONGEST + 192;
 /// The maximum length of a train, in bytes: an IPv6 packet without its headers.
 const LONGEST_TRAIN: usize = 65_487;
 
-/// The length of a train, in datagrams, from which on receiving it whole is worth a system call.
-const LONG: usize = 8;
-
 /// A UDP socket, and how it receives.
 #[derive(Debug)]
 pub(crate) struct DatagramSocket {
     socket: UdpSocket,
-    family: SocketFamily,
     /// The only sender whose messages count; `None` for a frontend, which takes those of all clients.
     peer: Option<SocketAddr>,
-    delivery: Delivery,
-    /// The number of messages to ask for at once. The headers of each cost time, and most flows
-    /// have one message.
-    asked: usize,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum SocketFamily {
-    V4,
-    V6,
-}
-
-/// How the kernel delivers datagrams.
-///
-/// A socket never returns to single datagrams: a train that waits in its queue would look like one datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Delivery {
-    /// Each datagram is a message. One call receives many.
-    Datagrams,
-    /// Each train is a message. Each needs a call, because `recvmmsg` of `nix` loses the sizes of datagrams.
-    Trains,
 }
 
 impl DatagramSocket {
@@ -81,25 +45,18 @@ impl DatagramSocket {
             SocketAddr::V4(_) => setsockopt(&socket, Ipv4RecvTtl, &true),
             SocketAddr::V6(_) => setsockopt(&socket, Ipv6RecvHopLimit, &true),
         };
-        Self::of(socket, address, None)
+        Self::of(socket, None)
     }
 
     /// Returns the socket, which is connected to `peer`.
     pub(crate) fn connected(socket: UdpSocket, peer: SocketAddr) -> Self {
-        Self::of(socket, peer, Some(peer))
+        Self::of(socket, Some(peer))
     }
 
-    fn of(socket: UdpSocket, address: SocketAddr, peer: Option<SocketAddr>) -> Self {
-        Self {
-            socket,
-            family: match address {
-                SocketAddr::V4(_) => SocketFamily::V4,
-                SocketAddr::V6(_) => SocketFamily::V6,
-            },
-            peer,
-            delivery: Delivery::Datagrams,
-            asked: FEWEST,
-        }
+    fn of(socket: UdpSocket, peer: Option<SocketAddr>) -> Self {
+        // A kernel without the option delivers each datagram of a train.
+        let _ = setsockopt(&socket, UdpGroSegment, &true);
+        Self { socket, peer }
     }
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -113,13 +70,6 @@ impl DatagramSocket {
     pub(crate) fn send(&self, datagram: &[u8]) -> io::Result<()> {
         self.socket.send(datagram).map(drop)
     }
-
-    /// Makes the socket receive whole trains from now on, if the kernel has `UDP_GRO`.
-    fn take_trains(&mut self) {
-        if setsockopt(&self.socket, UdpGroSegment, &true).is_ok() {
-            self.delivery = Delivery::Trains;
-        }
-    }
 }
 
 /// The messages of one turn. A worker has one batch for all its sockets.
@@ -130,30 +80,8 @@ pub(crate) struct DatagramBatch {
     received: Vec<ReceivedMessage>,
     /// The only sender of the messages that count.
     peer: Option<SocketAddr>,
-    of_clients: Headers,
-    of_endpoints: Headers,
     /// For the size of a train's datagrams, and for its hops.
     control: Vec<u8>,
-}
-
-/// The headers of many messages.
-///
-/// The kernel stores the lengths of an address and of control messages over those of their spaces. So each family
-/// has its own, and so have sockets with control messages.
-#[derive(Debug)]
-struct Headers {
-    v4: MultiHeaders<SockaddrStorage>,
-    v6: MultiHeaders<SockaddrStorage>,
-}
-
-impl Headers {
-    /// Returns headers with a space for control messages if there is `control`.
-    fn new(control: Option<&Vec<u8>>) -> Self {
-        Self {
-            v4: MultiHeaders::preallocate(MESSAGES, control.cloned()),
-            v6: MultiHeaders::preallocate(MESSAGES, control.cloned()),
-        }
-    }
 }
 
 /// A datagram or a train.
@@ -168,29 +96,6 @@ struct ReceivedMessage {
 }
 
 impl ReceivedMessage {
-    /// Returns a message that the kernel described with control messages.
-    fn new(message: &RecvMsg<'_, '_, SockaddrStorage>) -> Result<Self, Errno> {
-        let (mut size, mut hops) = (message.bytes, None);
-        for control in message.cmsgs()? {
-            match control {
-                ControlMessageOwned::UdpGroSegments(of_each) => {
-                    size = usize::try_from(of_each).unwrap_or(size);
-                }
-                ControlMessageOwned::Ipv4Ttl(left) | ControlMessageOwned::Ipv6HopLimit(left) => {
-                    hops = u8::try_from(left).ok();
-                }
-                _ => {}
-            }
-        }
-        let sender = message.address.as_ref();
-        Ok(Self {
-            length: message.bytes,
-            size,
-            sender: sender.and_then(socket_address),
-            hops,
-        })
-    }
-
     fn is_train(&self) -> bool {
         self.length > self.size
     }
@@ -209,8 +114,6 @@ impl DatagramBatch {
             buffer: vec![0; MESSAGES * STRIDE].into(),
             received: Vec::with_capacity(MESSAGES),
             peer: None,
-            of_clients: Headers::new(Some(&cmsg_space!(i32))),
-            of_endpoints: Headers::new(None),
             control: cmsg_space!(i32, i32),
         }
     }
@@ -219,93 +122,19 @@ impl DatagramBatch {
     ///
     /// # Errors
     /// Those of the socket. Nothing was received then.
-    pub(crate) fn receive(&mut self, socket: &mut DatagramSocket) -> io::Result<MoreDatagrams> {
+    pub(crate) fn receive(&mut self, socket: &DatagramSocket) -> io::Result<MoreDatagrams> {
         self.received.clear();
         self.peer = socket.peer;
-        let received = match (socket.delivery, socket.peer) {
-            (Delivery::Datagrams, Some(_)) if socket.asked == FEWEST => self.receive_few(socket),
-            (Delivery::Datagrams, _) => self.receive_datagrams(socket),
-            (Delivery::Trains, _) => self.receive_trains(socket),
-        };
-        match received {
-            Err(error) if error != Errno::EAGAIN && self.received.is_empty() => {
-                return Err(error.into());
-            }
-            _ => {}
-        }
-        if socket.delivery == Delivery::Datagrams
-            && self.trains().any(|train| train.messages.len() >= LONG)
-        {
-            socket.take_trains();
-        }
-        let asked = match socket.delivery {
-            Delivery::Datagrams => socket.asked,
-            Delivery::Trains => MESSAGES,
-        };
-        // epoll(7): after fewer messages than requested, the socket is drained.
-        if self.received.len() < asked {
-            if self.received.len() <= socket.asked / PART {
-                socket.asked = FEWEST.max(socket.asked / 4);
-            }
-            return Ok(MoreDatagrams::Nothing);
-        }
-        socket.asked = MESSAGES.min(asked * 4);
-        Ok(MoreDatagrams::Perhaps)
-    }
-
-    /// Receives with a call for each message. For one message and none after it, two such calls cost less than
-    /// one `recvmmsg`, which copies headers and addresses.
-    ///
-    /// An error after the first message is dropped: the endpoint's answer to the next message has it again.
-    fn receive_few(&mut self, socket: &DatagramSocket) -> Result<(), Errno> {
-        for chunk in self.buffer.chunks_mut(STRIDE).take(FEWEST) {
-            let received = socket.socket.recv_from(&mut chunk[..LONGEST]);
-            let (length, sender) =
-                received.map_err(|error| Errno::try_from(error).unwrap_or(Errno::EIO))?;
-            self.received.push(ReceivedMessage {
-                length,
-                size: length,
-                sender: Some(sender),
-                hops: None,
-            });
-        }
-        Ok(())
-    }
-
-    fn receive_datagrams(&mut self, socket: &DatagramSocket) -> Result<(), Errno> {
-        let headers = match socket.peer {
-            None => &mut self.of_clients,
-            Some(_) => &mut self.of_endpoints,
-        };
-        let headers = match socket.family {
-            SocketFamily::V4 => &mut headers.v4,
-            SocketFamily::V6 => &mut headers.v6,
-        };
-        let mut chunks = self.buffer.chunks_mut(STRIDE);
-        let mut slices: [[IoSliceMut<'_>; 1]; MESSAGES] = std::array::from_fn(|_| {
-            let chunk = chunks.next().unwrap_or_default();
-            [IoSliceMut::new(&mut chunk[..LONGEST])]
-        });
-        let (from, flags) = (socket.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
-        let asked = &mut slices[..socket.asked];
-        for message in recvmmsg(from, headers, asked, flags, None)? {
-            self.received.push(ReceivedMessage::new(&message)?);
-        }
-        Ok(())
-    }
-
-    fn receive_trains(&mut self, socket: &DatagramSocket) -> Result<(), Errno> {
         for chunk in self.buffer.chunks_mut(STRIDE) {
-            let mut slices = [IoSliceMut::new(&mut chunk[..LONGEST])];
-            let message = recvmsg::<SockaddrStorage>(
-                socket.socket.as_raw_fd(),
-                &mut slices,
-                Some(&mut self.control),
-                MsgFlags::MSG_DONTWAIT,
-            )?;
-            self.received.push(ReceivedMessage::new(&message)?);
+            match receive(socket, &mut chunk[..LONGEST], &mut self.control) {
+                Ok(message) => self.received.push(message),
+                Err(Errno::EAGAIN) => return Ok(MoreDatagrams::Nothing),
+                Err(error) if self.received.is_empty() => return Err(error.into()),
+                // The endpoint's answer to the next message has this error again.
+                Err(_) => break,
+            }
         }
-        Ok(())
+        Ok(MoreDatagrams::Perhaps)
     }
 
     /// Returns whether `message` is of the endpoint, if the socket is one for an endpoint.
@@ -423,6 +252,35 @@ impl Train<'_> {
         }
         Ok(())
     }
+}
+
+/// Receives one message.
+fn receive(
+    socket: &DatagramSocket,
+    buffer: &mut [u8],
+    control: &mut Vec<u8>,
+) -> Result<ReceivedMessage, Errno> {
+    let mut slices = [IoSliceMut::new(buffer)];
+    let (from, flags) = (socket.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
+    let message = recvmsg::<SockaddrStorage>(from, &mut slices, Some(control), flags)?;
+    let (mut size, mut hops) = (message.bytes, None);
+    for control in message.cmsgs()? {
+        match control {
+            ControlMessageOwned::UdpGroSegments(of_each) => {
+                size = usize::try_from(of_each).unwrap_or(size);
+            }
+            ControlMessageOwned::Ipv4Ttl(left) | ControlMessageOwned::Ipv6HopLimit(left) => {
+                hops = u8::try_from(left).ok();
+            }
+            _ => {}
+        }
+    }
+    Ok(ReceivedMessage {
+        length: message.bytes,
+        size,
+        sender: message.address.as_ref().and_then(socket_address),
+        hops,
+    })
 }
 
 /// Sends one datagram, or datagrams of `size` bytes.

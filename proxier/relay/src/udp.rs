@@ -162,7 +162,7 @@ impl UdpFlows {
         batch: &mut DatagramBatch,
     ) -> bool {
         for _ in 0..TURNS {
-            let Some(Socket::Frontend { socket, .. }) = self.sockets.get_mut(key) else {
+            let Some(Socket::Frontend { socket, .. }) = self.sockets.get(key) else {
                 return false;
             };
             let Ok(remaining) = batch.receive(socket) else {
@@ -240,7 +240,7 @@ impl UdpFlows {
             let Some(Socket::UdpFlow(flow)) = self.sockets.get_mut(key) else {
                 return false;
             };
-            let remaining = match batch.receive(&mut flow.socket) {
+            let remaining = match batch.receive(&flow.socket) {
                 Ok(remaining) => remaining,
                 Err(error) if is_refused(&error) => {
                     self.refuse(key, moment);

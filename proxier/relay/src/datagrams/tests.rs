@@ -6,16 +6,11 @@ fn socket(address: &str) -> UdpSocket {
     UdpSocket::bind(address.parse().unwrap()).unwrap()
 }
 
-/// Returns a socket of the relay that has had many datagrams at once, and its address.
+/// Returns a socket of the relay, and its address.
 fn relay(address: &str) -> (DatagramSocket, SocketAddr) {
     let socket = socket(address);
     let address = socket.local_addr().unwrap();
-    let asked = MESSAGES;
-    let relay = DatagramSocket {
-        asked,
-        ..DatagramSocket::new(socket, address)
-    };
-    (relay, address)
+    (DatagramSocket::new(socket, address), address)
 }
 
 /// Returns the lengths of the messages of each train.
@@ -45,7 +40,7 @@ fn send_train(socket: &UdpSocket, size: u8, count: u8, last: usize) {
 
 #[test]
 fn a_train_ends_with_a_shorter_datagram_and_before_a_longer_one_or_another_sender() {
-    let (mut receiver, address) = relay("127.0.0.1:0");
+    let (receiver, address) = relay("127.0.0.1:0");
     let (one, other) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
     for (sender, length) in [
         (&one, 300),
@@ -60,10 +55,7 @@ fn a_train_ends_with_a_shorter_datagram_and_before_a_longer_one_or_another_sende
         sender.send_to(&vec![b'x'; length], address).unwrap();
     }
     let mut batch = DatagramBatch::new();
-    assert_eq!(
-        batch.receive(&mut receiver).unwrap(),
-        MoreDatagrams::Nothing
-    );
+    assert_eq!(batch.receive(&receiver).unwrap(), MoreDatagrams::Nothing);
     let expected: [&[usize]; 6] = [&[300, 300, 200], &[300], &[0], &[0], &[301], &[301]];
     assert_eq!(lengths(&batch), expected);
     let senders: Vec<_> = batch.trains().filter_map(|train| train.sender).collect();
@@ -74,8 +66,7 @@ fn a_train_ends_with_a_shorter_datagram_and_before_a_longer_one_or_another_sende
 #[test]
 fn a_train_arrives_as_its_datagrams_in_both_families_whatever_their_size() {
     let mut batch = DatagramBatch::new();
-    // The families take turns, because the kernel overwrites the space of addresses. Two of the last
-    // datagrams fill a train.
+    // Two of the last datagrams fill a train.
     for (host, length) in [
         ("[::1]:0", 1_200),
         ("127.0.0.1:0", 1_200),
@@ -83,12 +74,12 @@ fn a_train_arrives_as_its_datagrams_in_both_families_whatever_their_size() {
         ("127.0.0.1:0", 30_000),
     ] {
         let (client, endpoint) = (socket(host), socket(host));
-        let (mut relay, address) = relay(host);
+        let (relay, address) = relay(host);
         client.connect(address).unwrap();
         for number in 0..4 {
             client.send(&vec![number; length]).unwrap();
         }
-        batch.receive(&mut relay).unwrap();
+        batch.receive(&relay).unwrap();
         for train in batch.trains() {
             assert_eq!(train.sender, client.local_addr().ok());
             train.send(&relay, endpoint.local_addr().ok()).unwrap();
@@ -103,30 +94,26 @@ fn a_train_arrives_as_its_datagrams_in_both_families_whatever_their_size() {
 }
 
 #[test]
-fn after_a_long_train_the_next_ones_are_one_message_and_arrive_as_their_datagrams() {
+fn a_train_is_one_message_and_arrives_as_its_datagrams() {
+    const COUNT: u8 = 8;
     let mut batch = DatagramBatch::new();
     for host in ["127.0.0.1:0", "[::1]:0"] {
         let (client, endpoint) = (socket(host), socket(host));
-        let (mut relay, address) = relay(host);
+        let (relay, address) = relay(host);
         client.connect(address).unwrap();
-        let count = u8::try_from(LONG).unwrap();
-        send_train(&client, 100, count, 0);
-        batch.receive(&mut relay).unwrap();
-        assert_eq!(lengths(&batch), [vec![100; LONG]]);
-
-        send_train(&client, 100, count, 30);
+        send_train(&client, 100, COUNT, 30);
         client.send(&[b'x'; 100]).unwrap();
         client.send(&[b'x'; 90]).unwrap();
         client.send(&[]).unwrap();
         send_train(&client, 20, 2, 0);
-        batch.receive(&mut relay).unwrap();
-        let expected: [&[usize]; 4] = [&[LONG * 100 + 30], &[100, 90], &[0], &[40]];
+        batch.receive(&relay).unwrap();
+        let expected: [&[usize]; 4] = [&[usize::from(COUNT) * 100 + 30], &[100, 90], &[0], &[40]];
         assert_eq!(lengths(&batch), expected);
         for train in batch.trains() {
             train.send(&relay, endpoint.local_addr().ok()).unwrap();
         }
         let mut buffer = vec![0; LONGEST];
-        for number in 0..count {
+        for number in 0..COUNT {
             assert_eq!(endpoint.recv(&mut buffer).unwrap(), 100);
             assert_eq!(buffer[..100], [number; 100]);
         }
@@ -139,13 +126,13 @@ fn after_a_long_train_the_next_ones_are_one_message_and_arrive_as_their_datagram
 }
 
 #[test]
-fn a_socket_is_asked_for_as_many_messages_as_it_had() {
+fn a_turn_ends_after_many_messages_or_when_none_is_left() {
     for is_connected in [false, true] {
         let (sender, receiver) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
         let address = receiver.local_addr().unwrap();
         let peer = sender.local_addr().unwrap();
         sender.connect(address).unwrap();
-        let mut receiver = match is_connected {
+        let receiver = match is_connected {
             false => DatagramSocket::new(receiver, address),
             true => {
                 receiver.connect(peer).unwrap();
@@ -153,30 +140,18 @@ fn a_socket_is_asked_for_as_many_messages_as_it_had() {
             }
         };
         let mut batch = DatagramBatch::new();
-        for (waiting, received) in [
-            (1, vec![1]),
-            (12, vec![2, 8, 2]),
-            (33, vec![8, 25]),
-            (1, vec![1]),
-            (1, vec![1]),
-            (12, vec![2, 8, 2]),
+        for number in 0..=MESSAGES {
+            // Datagrams of different sizes are no train.
+            sender.send(&vec![b'x'; number % 2]).unwrap();
+        }
+        for (count, expected) in [
+            (MESSAGES, MoreDatagrams::Perhaps),
+            (1, MoreDatagrams::Nothing),
+            (0, MoreDatagrams::Nothing),
         ] {
-            for number in 0..waiting {
-                // Datagrams of different sizes are no train.
-                sender
-                    .send(&vec![b'x'; usize::from(number % 2 == 0)])
-                    .unwrap();
-            }
-            for (at, count) in received.iter().enumerate() {
-                let is_last = at + 1 == received.len();
-                let expected = match is_last {
-                    true => MoreDatagrams::Nothing,
-                    false => MoreDatagrams::Perhaps,
-                };
-                assert_eq!(batch.receive(&mut receiver).unwrap(), expected);
-                assert_eq!(batch.received.len(), *count, "{is_connected} {waiting}");
-                assert!(batch.trains().all(|train| train.sender == Some(peer)));
-            }
+            assert_eq!(batch.receive(&receiver).unwrap(), expected);
+            assert_eq!(batch.received.len(), count, "{is_connected}");
+            assert!(batch.trains().all(|train| train.sender == Some(peer)));
         }
     }
 }
@@ -186,38 +161,25 @@ fn a_socket_is_asked_for_as_many_messages_as_it_had() {
 fn datagrams_of_strangers_before_the_connection_do_not_count() {
     let mut batch = DatagramBatch::new();
     for host in ["127.0.0.1:0", "[::1]:0"] {
-        for asked in [FEWEST, MESSAGES] {
-            for delivery in [Delivery::Datagrams, Delivery::Trains] {
-                let (endpoint, stranger) = (socket(host), socket(host));
-                let receiver = socket(host);
-                let (address, peer) = (
-                    receiver.local_addr().unwrap(),
-                    endpoint.local_addr().unwrap(),
-                );
-                let forge = || stranger.send_to(b"forged", address).unwrap();
-                forge();
-                endpoint.send_to(b"answer", address).unwrap();
-                forge();
-                receiver.connect(peer).unwrap();
-                // The kernel drops this one.
-                forge();
-                let mut receiver = DatagramSocket {
-                    asked,
-                    delivery,
-                    ..DatagramSocket::connected(receiver, peer)
-                };
-                let mut received = Vec::new();
-                loop {
-                    let remaining = batch.receive(&mut receiver).unwrap();
-                    let of = |train: Train<'_>| (train.sender, train.first().to_vec());
-                    received.extend(batch.trains().map(of));
-                    if remaining == MoreDatagrams::Nothing {
-                        break;
-                    }
-                }
-                assert_eq!(received, [(Some(peer), b"answer".to_vec())]);
-            }
-        }
+        let (endpoint, stranger) = (socket(host), socket(host));
+        let receiver = socket(host);
+        let (address, peer) = (
+            receiver.local_addr().unwrap(),
+            endpoint.local_addr().unwrap(),
+        );
+        let forge = || stranger.send_to(b"forged", address).unwrap();
+        forge();
+        endpoint.send_to(b"answer", address).unwrap();
+        forge();
+        receiver.connect(peer).unwrap();
+        // The kernel drops this one.
+        forge();
+        let receiver = DatagramSocket::connected(receiver, peer);
+        let remaining = batch.receive(&receiver).unwrap();
+        assert_eq!(remaining, MoreDatagrams::Nothing);
+        let of = |train: Train<'_>| (train.sender, train.first().to_vec());
+        let received: Vec<_> = batch.trains().map(of).collect();
+        assert_eq!(received, [(Some(peer), b"answer".to_vec())]);
     }
 }
 
@@ -225,24 +187,21 @@ fn datagrams_of_strangers_before_the_connection_do_not_count() {
 fn a_frontend_learns_the_hops_of_each_datagram() {
     let mut batch = DatagramBatch::new();
     for host in ["127.0.0.1:0", "[::1]:0"] {
-        let (mut receiver, address) = relay(host);
-        for delivery in [Delivery::Datagrams, Delivery::Trains] {
-            receiver.delivery = delivery;
-            // More than once, because the kernel writes into the headers.
-            for hops in [64, 3, 17] {
-                let sender = socket(host);
-                match address {
-                    SocketAddr::V4(_) => sender.set_ttl(hops).unwrap(),
-                    SocketAddr::V6(_) => {
-                        let sender = socket2::SockRef::from(&sender);
-                        sender.set_unicast_hops_v6(hops).unwrap();
-                    }
+        let (receiver, address) = relay(host);
+        // More than once, because the kernel writes into the headers.
+        for hops in [64, 3, 17] {
+            let sender = socket(host);
+            match address {
+                SocketAddr::V4(_) => sender.set_ttl(hops).unwrap(),
+                SocketAddr::V6(_) => {
+                    let sender = socket2::SockRef::from(&sender);
+                    sender.set_unicast_hops_v6(hops).unwrap();
                 }
-                sender.send_to(b"x", address).unwrap();
-                batch.receive(&mut receiver).unwrap();
-                let received: Vec<_> = batch.trains().map(|train| train.hops).collect();
-                assert_eq!(received, [u8::try_from(hops).ok()]);
             }
+            sender.send_to(b"x", address).unwrap();
+            batch.receive(&receiver).unwrap();
+            let received: Vec<_> = batch.trains().map(|train| train.hops).collect();
+            assert_eq!(received, [u8::try_from(hops).ok()]);
         }
     }
 }
