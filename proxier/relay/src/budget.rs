@@ -104,7 +104,7 @@ impl Budget {
 
     /// Takes `count` descriptors for a connection or flow of `client`; `None` if that exceeds the share of the
     /// client or of the frontend.
-    pub(crate) fn admit(
+    pub(crate) fn reserve(
         self: &Arc<Self>,
         frontend: &Arc<SharedFrontend>,
         client: IpAddr,
@@ -114,14 +114,14 @@ impl Budget {
         if free < count || frontend.descriptors() >= free * SHARE {
             return None;
         }
-        self.admit_accepted(frontend, client, count)
+        self.reserve_accepted(frontend, client, count)
     }
 
-    /// As [`Budget::admit`], for a client that was accepted because the frontend had room.
+    /// As [`Budget::reserve`], for a client that was accepted because the frontend had room.
     ///
     /// Another worker may have taken that room meanwhile. The client is not reset then, so each worker may exceed
     /// the share by one connection. The descriptors come from the reserve.
-    pub(crate) fn admit_accepted(
+    pub(crate) fn reserve_accepted(
         self: &Arc<Self>,
         frontend: &Arc<SharedFrontend>,
         client: IpAddr,
@@ -136,7 +136,7 @@ impl Budget {
             Entry::Vacant(first) => drop(first.insert(count)),
         }
         self.connected.fetch_add(count, Ordering::Relaxed);
-        // A frontend's count needs no lock. A worker that reads it before this update may admit one connection more,
+        // A frontend's count needs no lock. A worker that reads it before this update may reserve for one connection more,
         // which does no harm.
         drop(clients);
         self.statistics.connection_files.increment(count as f64);
@@ -264,25 +264,26 @@ mod tests {
         let mut held = Vec::new();
         while budget.has_room(&frontend) {
             let host = held.len().to_le_bytes()[0];
-            held.extend(budget.admit(&frontend, client(host), PER_CONNECTION));
+            held.extend(budget.reserve(&frontend, client(host), PER_CONNECTION));
         }
         // Eight ninths of 88.
         assert_eq!(held.len(), 40);
         let late = client(200);
-        assert!(budget.admit(&frontend, late, PER_CONNECTION).is_none());
-        let admitted = budget.admit_accepted(&frontend, late, PER_CONNECTION);
-        assert!(admitted.is_some());
-        held.extend(admitted);
+        assert!(budget.reserve(&frontend, late, PER_CONNECTION).is_none());
+        let reserved = budget.reserve_accepted(&frontend, late, PER_CONNECTION);
+        assert!(reserved.is_some());
+        held.extend(reserved);
         // A client's own share holds.
         let greedy = client(201);
-        let more = std::iter::from_fn(|| budget.admit_accepted(&frontend, greedy, PER_CONNECTION));
+        let more =
+            std::iter::from_fn(|| budget.reserve_accepted(&frontend, greedy, PER_CONNECTION));
         held.extend(more.take(40));
         assert!(
             budget
-                .admit_accepted(&frontend, greedy, PER_CONNECTION)
+                .reserve_accepted(&frontend, greedy, PER_CONNECTION)
                 .is_none()
         );
         drop(held);
-        assert!(budget.admit(&frontend, greedy, PER_CONNECTION).is_some());
+        assert!(budget.reserve(&frontend, greedy, PER_CONNECTION).is_some());
     }
 }

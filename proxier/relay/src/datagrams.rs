@@ -258,7 +258,7 @@ impl Train<'_> {
 fn receive(
     socket: &DatagramSocket,
     buffer: &mut [u8],
-    control: &mut Vec<u8>,
+    control: &mut [u8],
 ) -> Result<ReceivedMessage, Errno> {
     let mut slices = [IoSliceMut::new(buffer)];
     let (from, flags) = (socket.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT);

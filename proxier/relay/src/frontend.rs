@@ -83,8 +83,8 @@ impl Route {
 
     /// Returns the endpoints for a client; `None` if it may not connect.
     pub(crate) fn pool_for(&self, client: IpAddr) -> Option<&Arc<EndpointPool>> {
-        let is_admitted = |sources: &Networks| sources.contains(client);
-        if !self.sources.as_ref().is_none_or(is_admitted) {
+        let has_client = |sources: &Networks| sources.contains(client);
+        if !self.sources.as_ref().is_none_or(has_client) {
             return None;
         }
         match &self.inside {
@@ -94,7 +94,7 @@ impl Route {
     }
 
     /// Returns whether each client may use the same endpoints as with `other`.
-    fn admits_as(&self, other: &Self) -> bool {
+    fn serves_as(&self, other: &Self) -> bool {
         let is_inside_equal = match (&self.inside, &other.inside) {
             (None, None) => true,
             (Some((clients, pool)), Some((other_clients, other))) => {
@@ -173,7 +173,7 @@ impl SharedFrontend {
     /// Replaces the route. Returns whether clients may have lost their endpoint.
     pub(crate) fn set_route(&self, route: Route) -> bool {
         let mut present = self.route.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_stricter = !route.admits_as(&present);
+        let is_stricter = !route.serves_as(&present);
         *present = Arc::new(route);
         if is_stricter {
             self.revision.fetch_add(1, Ordering::Release);

@@ -249,7 +249,7 @@ impl EndpointPool {
         transport: Transport,
     ) -> Option<Lease> {
         let mut state = self.lock();
-        state.readmit(request.at);
+        state.end_ejections(request.at);
         let remembered = state.remembered(request, tried);
         let id = remembered.or_else(|| state.choose(request, tried))?;
         let address = address_of(state.balancer.servers().get(id)?);
@@ -342,7 +342,7 @@ impl PoolState {
     }
 
     /// Ends ejections that are over.
-    fn readmit(&mut self, now: Duration) {
+    fn end_ejections(&mut self, now: Duration) {
         let Self {
             balancer,
             endpoints,

@@ -51,7 +51,7 @@ enum Socket {
         socket: DatagramSocket,
         shared: Arc<SharedFrontend>,
     },
-    UdpFlow(UdpFlow),
+    UdpFlow(Box<UdpFlow>),
 }
 
 #[derive(Debug)]
@@ -349,7 +349,7 @@ impl UdpFlows {
             return None;
         };
         self.index.remove(&flow.from);
-        Some(flow)
+        Some(*flow)
     }
 
     /// Removes flows that were idle for too long.

@@ -67,14 +67,14 @@ impl UdpFlows {
                 .registry
                 .register(&mut socket, (self.token)(key), Interest::READABLE)
                 .ok()?;
-            entry.insert(Socket::UdpFlow(UdpFlow {
+            entry.insert(Socket::UdpFlow(Box::new(UdpFlow {
                 socket: DatagramSocket::connected(socket, endpoint),
                 lease,
                 permit,
                 from,
                 active_at: moment.now,
                 endpoint: FlowEndpoint::Untried(opening),
-            }));
+            })));
             self.index.insert(from, key);
             return Some(key);
         }
@@ -114,7 +114,7 @@ impl UdpFlows {
     /// Takes a descriptor for a flow, from another flow if none is left.
     fn permit(&mut self, frontend: &Arc<SharedFrontend>, client: IpAddr) -> Option<Permit> {
         let budget = self.budget.clone();
-        let take = || budget.admit(frontend, client, PER_FLOW);
+        let take = || budget.reserve(frontend, client, PER_FLOW);
         take().or_else(|| {
             budget.statistics().over_share.add();
             self.evict();

@@ -85,7 +85,7 @@ impl Worker {
         };
         let permit = self
             .budget
-            .admit_accepted(&frontend, client_address.ip(), PER_CONNECTION);
+            .reserve_accepted(&frontend, client_address.ip(), PER_CONNECTION);
         let Some(permit) = permit else {
             self.budget.statistics().over_share.add();
             return reset(&client);
