@@ -13,16 +13,20 @@
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{ExitCode, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::{Args, value_parser};
-use nftables::{Command, RulesClient, transaction_length};
-use proxier::testing::dataplane::ipvs::Admission;
-use proxier::testing::filter::{FilterConfig, Ruleset, TABLE};
+use nftables::{Command, RulesClient, Table, transaction_length};
+use proxier::testing::dataplane::ipvs::{InsideMarks, MarkChanges, Wanted};
+use proxier::testing::filter::{Content, Filter, FilterConfig, TABLE};
 use proxier::testing::frontend::Frontend;
-use proxier::testing::model::{Protocol, TrafficPolicy};
-use proxier::testing::plan::{Availability, Scope};
+use proxier::testing::model::{Protocol, SchedulerFlags, ServicePortName, TrafficPolicy};
+use proxier::testing::plan::{
+    Access, Availability, Balancing, Changed, Desired, FrontendKind, FrontendPlan, Profile,
+    RelayOptions, Scope,
+};
 use serde::Serialize;
 
 use crate::figures::Repetition;
@@ -104,8 +108,8 @@ impl Flags {
                 ])
             })?;
         let bytes = |services: u32| -> anyhow::Result<f64> {
-            let rules = rules(services);
-            let length = transaction_length(TABLE, rules.table().creation())?;
+            let table = Rules::new(services).table();
+            let length = transaction_length(TABLE, table.creation())?;
             Ok(precise(length) / f64::from(services))
         };
         Ok(Figures {
@@ -127,22 +131,22 @@ impl Flags {
     }
 
     fn ours(&self) -> anyhow::Result<Round> {
-        let mut rules = rules(self.services);
+        let mut rules = Rules::new(self.services);
         let mut client = RulesClient::open(TABLE)?;
+        let table = rules.table();
         let start = Instant::now();
-        client.replace(rules.table())?;
+        client.replace(&table)?;
         let whole = start.elapsed();
-        rules.take_commands();
 
         let start = Instant::now();
-        rules.set_frontend(frontend(self.services), Some(admission()));
-        client.apply(&rules.take_commands())?;
+        client.apply(&rules.add(frontend(self.services))?)?;
         let element = start.elapsed();
+        let table = rules.table();
 
         // A read that finds a difference would also write, and its time would not be comparable.
         let generation = client.generation();
         let start = Instant::now();
-        client.restore(rules.table())?;
+        client.restore(&table)?;
         let read = start.elapsed();
         ensure!(
             client.generation() == generation,
@@ -157,16 +161,14 @@ impl Flags {
     }
 
     fn nft(&self) -> anyhow::Result<Round> {
-        let mut rules = rules(self.services);
+        let mut rules = Rules::new(self.services);
         let text = rules.table().named(TABLE).to_string();
         let start = Instant::now();
         nft(&text)?;
         let whole = start.elapsed();
-        rules.take_commands();
 
-        rules.set_frontend(frontend(self.services), Some(admission()));
         let text: String = rules
-            .take_commands()
+            .add(frontend(self.services))?
             .iter()
             .map(|command: &Command| format!("{}\n", command.in_table(TABLE)))
             .collect();
@@ -186,15 +188,78 @@ impl Flags {
     }
 }
 
-/// Returns the packet rules of `services` Services.
-fn rules(services: u32) -> Ruleset {
-    let mut rules = Ruleset::new(&FilterConfig::default(), None);
-    for number in 0..services {
-        let frontend = frontend(number);
-        rules.set_frontend(frontend, Some(admission()));
-        rules.add_service_address(frontend.address);
+/// Packet rules of cluster IPs whose endpoints all serve.
+struct Rules {
+    filter: Filter,
+    desired: Desired,
+    marks: InsideMarks,
+}
+
+impl Rules {
+    /// Returns the rules of the first frontends. They count as written.
+    fn new(services: u32) -> Self {
+        let mut rules = Self {
+            filter: Filter::new(FilterConfig::default()),
+            desired: Desired::default(),
+            marks: InsideMarks::default(),
+        };
+        let plan = plan();
+        for frontend in (0..services).map(frontend) {
+            rules.desired.frontends.insert(frontend, plan.clone());
+            rules.desired.addresses.insert(frontend.address, None);
+        }
+        let wanted = Wanted::new(&rules.desired, &rules.marks);
+        if let Some(write) = rules.filter.pending(wanted) {
+            rules.filter.written(write.fingerprint);
+        }
+        rules
     }
-    rules
+
+    fn table(&self) -> Table {
+        let wanted = Wanted::new(&self.desired, &self.marks);
+        self.filter.table(wanted)
+    }
+
+    /// Adds a frontend. Returns the commands that write it.
+    fn add(&mut self, frontend: Frontend) -> anyhow::Result<Vec<Command>> {
+        self.desired.frontends.insert(frontend, plan());
+        let changed = Changed {
+            frontends: [frontend].into(),
+            ..Changed::default()
+        };
+        let wanted = Wanted::new(&self.desired, &self.marks);
+        (self.filter).follow(wanted, &changed, &MarkChanges::default(), None);
+        match self.filter.pending(wanted).map(|write| write.content) {
+            Some(Content::Commands(commands)) => Ok(commands),
+            _ => bail!("the frontend changes no rule"),
+        }
+    }
+}
+
+/// Returns the plan of a cluster IP.
+fn plan() -> FrontendPlan {
+    let profile = Profile {
+        kind: FrontendKind::ClusterIp,
+        access: Access {
+            scope: Scope::Internal,
+            policy: TrafficPolicy::Cluster,
+            endpoints: Availability::Usable,
+            source_ranges: None,
+        },
+        balancing: Balancing {
+            scheduler: "rr".into(),
+            flags: SchedulerFlags::default(),
+            affinity_secs: None,
+        },
+        drain: Duration::ZERO,
+        relay: RelayOptions::default(),
+    };
+    FrontendPlan {
+        profile: Arc::new(profile),
+        endpoints: [].into(),
+        inside: None,
+        owner: ServicePortName::from("default/web"),
+    }
 }
 
 /// Returns the frontend of Service number `number`; its address is in 10.96.0.0/12.
@@ -204,17 +269,6 @@ fn frontend(number: u32) -> Frontend {
         address: IpAddr::V4(address),
         protocol: Protocol::Tcp,
         port: 443,
-    }
-}
-
-/// Returns the admission of a cluster IP whose endpoints all serve.
-fn admission() -> Admission {
-    Admission {
-        scope: Scope::Internal,
-        policy: TrafficPolicy::Cluster,
-        endpoints: Availability::Usable,
-        source_ranges: None,
-        inside: None,
     }
 }
 

@@ -1,9 +1,13 @@
 //! The packet rules that Services need beside IPVS, computed from the plan without I/O.
 //!
+//! The rules of a frontend, an address or a firewall mark are a function of the plan and of the guards:
+//!
 //! ```text
-//!  Desired, Changed ─▶ Filter::follow ──▶ Ruleset ──▶ Filter::pending ──▶ Write: commands,
-//!          Observed ─▶ Filter::release ─┘                                 or the whole table
+//!  plan, guards ─┬▶ parts of the touched objects, before and after ─▶ Changes ─▶ commands of a transaction
+//!                └▶ parts of all objects ──────────────────────────────────────▶ the whole table
 //! ```
+//!
+//! The table is not in memory: it is made when it must be written, compared or printed.
 //!
 //! The hooks that packets pass, with the priorities of our chains and of IPVS:
 //!
@@ -38,20 +42,16 @@
 //! With `--arp=services`, a second table of the same name, of family `arp`, hides external addresses on the
 //! node's links (`filter/arp.rs`).
 //!
-//! Rules tighten before the Ops of a round and loosen after them ([`Ruleset::release`]).
+//! Rules tighten before the Ops of a round and loosen after them ([`Filter::release`]).
 
-use std::net::IpAddr;
-
-use ipvs_netlink as ipvs;
-
-use crate::dataplane::ipvs::{Admission, MarkChanges, Wanted};
+use crate::dataplane::ipvs::{MarkChanges, Wanted};
 use crate::frontend::Frontend;
 use crate::model::{Cidr, Family, Node};
-use crate::observed::{Observed, ObservedServer};
-use crate::plan::{Changed, Machine};
+use crate::plan::Changed;
 use crate::problem::Problem;
-use nftables::{Command, Table};
+use nftables::{Command, Table, Value, hash};
 
+mod addresses;
 mod admission;
 mod arp;
 mod chains;
@@ -61,36 +61,63 @@ mod input_accept;
 mod inside;
 mod names;
 mod nat;
-mod ruleset;
-mod tracked;
+mod part;
+mod view;
 
 pub(crate) use arp::LinkAddresses;
 pub use config::{FilterConfig, LocalMode, MarkBit};
-pub(crate) use ruleset::Fingerprint;
-pub use ruleset::Ruleset;
 
 use config::NodeFacts;
+use guards::Guards;
+use names::{HAIRPIN, HEALTH_CHECK_PORTS};
+use part::{Changes, Part, Parts};
+use view::{Subjects, View, has_rules};
 
 /// The name of the table of family `inet`, and of its companion of family `arp`.
 pub const TABLE: &str = "ipvs-proxier";
 
-/// The packet rules of this node, and whether the kernel has them.
-#[derive(Debug)]
+/// The sum of the hashes of a table's parts.
+///
+/// Tables with equal fingerprints count as equal. With 64 bits, a false match is improbable. A sum, so that a
+/// change of one part costs only the hashes of that part.
+pub(crate) type Fingerprint = u64;
+
+/// The packet rules of this node: what they depend on beside the plan, and whether the kernel has them.
+///
+/// The methods get the plan of the last call of [`Filter::follow`].
+#[derive(Clone, Debug)]
 pub struct Filter {
     config: FilterConfig,
     node: NodeFacts,
     links: LinkAddresses,
-    /// It records its changes if the kernel has the ruleset, except for these changes.
-    ruleset: Ruleset,
+    guards: Guards,
+    /// The rules that the kernel has; `None` if they are unknown.
+    written: Option<Written>,
 }
 
-/// The write that gives the kernel the ruleset.
+/// The rules as last written, and their changes since.
+#[derive(Clone, Debug)]
+struct Written {
+    fingerprint: Fingerprint,
+    changes: Changes,
+}
+
+/// A write that gives the kernel the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Write {
+pub struct Write {
+    /// What to write.
+    pub content: Content,
+    /// The fingerprint of the rules after the write.
+    pub fingerprint: u64,
+}
+
+/// The content of a [`Write`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
     /// These commands, in one transaction.
     Commands(Vec<Command>),
     /// The whole table, because the kernel's present rules are unknown.
-    Table,
+    Table(Table),
 }
 
 impl Filter {
@@ -98,12 +125,12 @@ impl Filter {
     ///
     /// The kernel's rules count as unknown.
     pub fn new(config: FilterConfig) -> Self {
-        let node = NodeFacts::default();
         Self {
-            ruleset: Ruleset::on(&config, &node),
             config,
-            node,
+            node: NodeFacts::default(),
             links: LinkAddresses::new(),
+            guards: Guards::default(),
+            written: None,
         }
     }
 
@@ -121,18 +148,21 @@ impl Filter {
     }
 
     /// Returns the rules that the kernel should have.
-    pub fn table(&self) -> &Table {
-        self.ruleset.table()
-    }
-
-    /// Returns the fingerprint of [`Filter::table`].
-    pub fn fingerprint(&self) -> Fingerprint {
-        self.ruleset.fingerprint()
+    ///
+    /// # Cost
+    /// Linear in the plan.
+    pub fn table(&self, wanted: Wanted<'_>) -> Table {
+        let mut table = chains::skeleton(&self.config, &self.node);
+        let subjects = Subjects::all(wanted.desired(), &self.guards);
+        let mut add = |part: Part| part.put_into(&mut table);
+        self.add_parts(View::now(wanted), &subjects, &mut add);
+        arp::link_parts(&self.links, &mut add);
+        table
     }
 
     /// Returns a Problem for each family in which Services have policy Local and Pods cannot be recognised by
     /// their addresses.
-    pub(crate) fn problems(&self) -> Vec<Problem> {
+    pub(crate) fn problems(&self, wanted: Wanted<'_>) -> Vec<Problem> {
         let of_cluster: &[Cidr] = match &self.config.local_mode {
             LocalMode::ClusterCidr(networks) => networks,
             LocalMode::NodeCidr => &[],
@@ -142,7 +172,9 @@ impl Filter {
         for (family, name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
             let mut known = of_cluster.iter().chain(&self.node.pod_cidrs);
             let is_known = known.any(|network| network.family() == family);
-            if !is_known && self.ruleset.has_inside_clients(family) {
+            let mut marked = wanted.marks().frontends();
+            let is_needed = |it: &Frontend| it.family() == family && has_rules(it);
+            if !is_known && marked.any(is_needed) {
                 let instead = "at Services with externalTrafficPolicy Local, Pods may count as clients outside, \
                                which reach only endpoints on this node";
                 let (field, message) = match self.config.local_mode {
@@ -159,30 +191,36 @@ impl Filter {
         problems
     }
 
-    /// Returns whether the kernel has the ruleset, except for pending commands.
+    /// Returns whether the kernel has the rules, except for pending commands.
     ///
     /// `false` if the kernel's rules are unknown: the next write is the whole table.
     pub fn is_in_step(&self) -> bool {
-        self.ruleset.is_recording()
+        self.written.is_some()
     }
 
-    /// Updates the rules to the plan, which differs from that of the last call in `changed`.
+    /// Updates the rules to the plan, which differs from that of the last call in `changed` and `marks`.
     ///
     /// # Cost
-    /// Proportional to the change; to the whole plan if our Node's addresses or networks changed.
-    pub fn follow(&mut self, wanted: Wanted<'_>, changed: &Changed, node: Option<&Node>) {
+    /// Proportional to the change. If our Node's addresses or networks changed, the next write is the whole
+    /// table.
+    pub fn follow(
+        &mut self,
+        wanted: Wanted<'_>,
+        changed: &Changed,
+        marks: &MarkChanges,
+        node: Option<&Node>,
+    ) {
         let node = NodeFacts::of(node);
-        if node == self.node {
-            self.update(wanted, changed);
-        } else {
+        if node != self.node {
             // Source ranges and the networks of inside clients depend on the node, so any rule may change.
             self.node = node;
-            self.rebuild(wanted);
+            self.written = None;
         }
-        // After a start or another change of most frontends, the maps have much spare memory.
-        if changed.frontends.len() > wanted.desired().frontends.len() / 2 {
-            self.ruleset.pack();
-        }
+        let (then, now) = (View::before(wanted, changed, marks), View::now(wanted));
+        let subjects = Subjects::of(wanted, changed, marks);
+        self.change([then, now], &subjects, |filter| {
+            filter.keep_guards(&subjects, then, now);
+        });
     }
 
     /// Returns whether rules depend on the addresses of links (`--arp=services`).
@@ -191,166 +229,103 @@ impl Filter {
     }
 
     /// Sets the addresses with which the node sends ARP requests, by link.
-    pub(crate) fn set_links(&mut self, links: &LinkAddresses) {
-        if self.links != *links {
-            self.links.clone_from(links);
-            self.ruleset.set_links(links);
+    pub fn set_links(&mut self, links: &LinkAddresses) {
+        let parts = |links: &LinkAddresses| {
+            let mut parts = Parts::new();
+            arp::link_parts(links, &mut |part| _ = parts.insert(part.name(), part));
+            parts
+        };
+        if let Some(written) = &mut self.written {
+            written.changes.note(parts(&self.links), parts(links));
         }
+        self.links.clone_from(links);
     }
 
     /// Marks the kernel's rules as unknown, so that the next write is the whole table.
     pub fn distrust(&mut self) {
-        self.ruleset.stop_recording();
+        self.written = None;
     }
 
-    /// Marks the rules as written if their fingerprint is `fingerprint`, which the kernel's rules have.
-    pub fn trust(&mut self, fingerprint: Fingerprint) {
-        if self.ruleset.fingerprint() == fingerprint {
-            self.written();
+    /// Notes that the kernel has rules with this fingerprint, which may be those of the plan.
+    pub fn trust(&mut self, wanted: Wanted<'_>, fingerprint: Fingerprint) {
+        if self.written.is_none() && hash::table(&self.table(wanted)) == fingerprint {
+            self.written(fingerprint);
         }
-    }
-
-    /// Guards stale frontends and service addresses until [`Filter::release`].
-    ///
-    /// Needed before a write of the whole table: the kernel may have virtual servers of an earlier process,
-    /// for which the table lacks guards.
-    pub fn guard(
-        &mut self,
-        frontends: impl IntoIterator<Item = Frontend>,
-        addresses: impl IntoIterator<Item = IpAddr>,
-    ) {
-        for frontend in frontends.into_iter().filter(has_rules) {
-            self.ruleset.guard_frontend(frontend);
-        }
-        for address in addresses {
-            self.ruleset.guard_address(address);
-        }
-    }
-
-    /// Rejects new connections to the frontend of a retired virtual server until [`Filter::release`].
-    ///
-    /// The new guard does not depend on the guard that the frontend had. So the rules of a new process equal
-    /// those that an earlier process wrote, and need no write.
-    pub fn retire(&mut self, frontend: Frontend) {
-        if has_rules(&frontend) {
-            self.ruleset.replace_guard(frontend);
-        }
-    }
-
-    /// Removes the guards that are not needed in the state `observed`. Returns whether there were any.
-    ///
-    /// These are the guards of stale frontends that the kernel no longer has, of desired frontends that have
-    /// a destination with a weight above 0, and of addresses that are no longer service addresses.
-    pub fn release(&mut self, observed: &Observed, machine: &Machine) -> bool {
-        let may_release_frontend = |frontend: &Frontend, admission: Option<&Admission>| {
-            let server = observed
-                .virtual_servers
-                .get(&ipvs::ServiceKey::from(*frontend));
-            match admission {
-                None => server.is_none(),
-                Some(_) => server.is_some_and(ObservedServer::accepts_connections),
-            }
-        };
-        let may_release_address =
-            |address: &IpAddr| !observed.has_address(*address) || machine.has(address);
-        (self.ruleset).release(may_release_frontend, may_release_address)
     }
 
     /// Returns the write that is needed now; `None` if the kernel has all rules.
     ///
     /// The caller reports the result by [`Filter::written`] or [`Filter::distrust`].
-    pub fn pending(&mut self) -> Option<Write> {
-        if !self.is_in_step() {
-            return Some(Write::Table);
-        }
-        let commands = self.ruleset.take_commands();
-        (!commands.is_empty()).then_some(Write::Commands(commands))
+    ///
+    /// # Cost
+    /// Proportional to the changes since the last write; linear in the plan if the kernel's rules are unknown.
+    pub fn pending(&self, wanted: Wanted<'_>) -> Option<Write> {
+        let Some(written) = &self.written else {
+            let table = self.table(wanted);
+            return Some(Write {
+                fingerprint: hash::table(&table),
+                content: Content::Table(table),
+            });
+        };
+        let (old, new) = written.changes.tables(&self.config)?;
+        let fingerprint = written.fingerprint.wrapping_sub(hash::parts(&old));
+        Some(Write {
+            fingerprint: fingerprint.wrapping_add(hash::parts(&new)),
+            content: Content::Commands(old.difference(&new)),
+        })
     }
 
-    /// Notes that the kernel has all rules as they are now.
-    pub fn written(&mut self) {
-        self.ruleset.record();
+    /// Notes that the kernel has all rules as they are now, which have this fingerprint.
+    pub fn written(&mut self, fingerprint: Fingerprint) {
+        let changes = Changes::default();
+        self.written = Some(Written {
+            fingerprint,
+            changes,
+        });
     }
 
-    /// Updates the rules of frontends whose mark changed.
-    pub(crate) fn follow_marks(&mut self, wanted: Wanted<'_>, changes: &MarkChanges) {
-        for frontend in changes.frontends.iter().copied().filter(has_rules) {
-            let admission = wanted.admission(&frontend);
-            self.ruleset.set_frontend(frontend, admission);
+    /// Changes the guards, and notes how the parts of `subjects` change from the first view to the second.
+    fn change(
+        &mut self,
+        [before, after]: [View<'_>; 2],
+        subjects: &Subjects,
+        change: impl FnOnce(&mut Self),
+    ) {
+        let old = self.parts(before, subjects);
+        change(self);
+        let new = self.parts(after, subjects);
+        if let Some(written) = &mut self.written {
+            written.changes.note(old, new);
         }
     }
 
-    fn update(&mut self, wanted: Wanted<'_>, changed: &Changed) {
-        let desired = wanted.desired();
-        let rules = &mut self.ruleset;
-        for frontend in changed.frontends.iter().copied().filter(has_rules) {
-            rules.set_frontend(frontend, wanted.admission(&frontend));
+    /// Returns the parts of `subjects`; none if they are not needed, because the next write is the whole table.
+    fn parts(&self, view: View<'_>, subjects: &Subjects) -> Parts {
+        let mut parts = Parts::new();
+        if self.is_in_step() {
+            let mut add = |part: Part| _ = parts.insert(part.name(), part);
+            self.add_parts(view, subjects, &mut add);
         }
-        for &address in &changed.addresses {
-            match desired.addresses.contains_key(&address) {
-                true => rules.add_service_address(address),
-                false => rules.remove_service_address(address),
+        parts
+    }
+
+    fn add_parts(&self, view: View<'_>, subjects: &Subjects, add: &mut dyn FnMut(Part)) {
+        for frontend in &subjects.frontends {
+            self.add_frontend(frontend, view, add);
+        }
+        for &address in &subjects.addresses {
+            self.add_address(address, view, add);
+        }
+        for &address in &subjects.local_endpoints {
+            if view.has_local_endpoint(address) {
+                let set = HAIRPIN.of(address.into());
+                add(Part::member(set, [address.into(), address.into()]));
             }
         }
-        for &address in &changed.local_endpoints {
-            match desired.local_endpoints.contains(&address) {
-                true => rules.add_local_endpoint(address),
-                false => rules.remove_local_endpoint(address),
+        for &port in &subjects.health_checks {
+            if view.has_health_check(port) {
+                add(Part::member(HEALTH_CHECK_PORTS, [Value::Port(port)]));
             }
         }
-        for &port in &changed.health_checks {
-            match desired.health_checks.contains_key(&port) {
-                true => rules.add_health_check_port(port),
-                false => rules.remove_health_check_port(port),
-            }
-        }
-    }
-
-    fn rebuild(&mut self, wanted: Wanted<'_>) {
-        let desired = wanted.desired();
-        self.ruleset = Ruleset::on(&self.config, &self.node);
-        self.ruleset.set_links(&self.links);
-        let rules = &mut self.ruleset;
-        for frontend in desired.frontends.keys().copied().filter(has_rules) {
-            rules.set_frontend(frontend, wanted.admission(&frontend));
-        }
-        for &address in desired.addresses.keys() {
-            rules.add_service_address(address);
-        }
-        for &address in &desired.local_endpoints {
-            rules.add_local_endpoint(address);
-        }
-        for &port in desired.health_checks.keys() {
-            rules.add_health_check_port(port);
-        }
-    }
-}
-
-/// Returns whether the frontend has packet rules.
-///
-/// A frontend at a loopback address has none: a relay serves it, and decides itself which clients may
-/// connect.
-fn has_rules(frontend: &Frontend) -> bool {
-    !frontend.address.is_loopback()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn changes_are_recorded_only_if_the_kernel_has_the_rules_before_them() {
-        let address = |last| IpAddr::from([10, 96, 0, last]);
-        let mut filter = Filter::new(FilterConfig::default());
-        filter.guard([], [address(1)]);
-        assert_eq!(filter.ruleset.take_commands(), []);
-        assert_eq!(filter.pending(), Some(Write::Table));
-        filter.written();
-        filter.guard([], [address(2)]);
-        assert!(matches!(filter.pending(), Some(Write::Commands(commands)) if commands.len() == 1));
-        filter.guard([], [address(3)]);
-        filter.distrust();
-        filter.trust(filter.fingerprint());
-        assert_eq!(filter.pending(), None);
     }
 }

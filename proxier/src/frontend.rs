@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 
 use ipvs_netlink as ipvs;
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,16 @@ impl Frontend {
             protocol: Protocol::from_number(number)?,
             port,
         })
+    }
+
+    /// Returns the range of all frontends at `address`: frontends are ordered by address first.
+    pub(crate) fn range_at(address: IpAddr) -> RangeInclusive<Self> {
+        let at = |protocol, port| Self {
+            address,
+            protocol,
+            port,
+        };
+        at(Protocol::Tcp, 0)..=at(Protocol::Sctp, u16::MAX)
     }
 
     /// Returns the family of the address.

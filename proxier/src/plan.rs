@@ -38,7 +38,7 @@ mod relay_options;
 mod service;
 
 pub use access::{Access, Availability, Scope};
-pub(crate) use health::HealthCheck;
+pub use health::HealthCheck;
 pub use node_ports::NodePortAddresses;
 pub(crate) use options::drain;
 pub use planner::{Changed, Planner};

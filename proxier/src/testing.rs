@@ -42,8 +42,8 @@ pub mod dataplane {
     pub mod ipvs {
         //! The plan in the terms of IPVS.
         pub use crate::dataplane::ipvs::{
-            Admission, Applied, InsideMarks, Ipvs, Kernel, KernelParts, MarkedClients, Portion,
-            Wanted, WantedServer,
+            Applied, InsideMarks, Ipvs, Kernel, KernelParts, MarkChanges, Portion, Wanted,
+            WantedServer,
         };
     }
 
@@ -85,7 +85,7 @@ pub mod events {
 
 pub mod filter {
     //! The packet filter.
-    pub use crate::filter::{Filter, FilterConfig, LocalMode, MarkBit, Ruleset, TABLE};
+    pub use crate::filter::{Content, Filter, FilterConfig, LocalMode, MarkBit, TABLE};
 }
 
 pub mod frontend {
@@ -136,9 +136,9 @@ pub mod plan {
     //! The desired state.
     pub use crate::plan::{
         Access, Availability, Balancing, Capabilities, Changed, Desired, Endpoints, FrontendKind,
-        FrontendPlan, InsidePlan, Machine, NodePortAddresses, Peers, PlanConfig, Planner, Profile,
-        RelayAbilities, RelayOptions, Scope, SelectedEndpoint, ServiceAddresses, SourceFlaw,
-        desired,
+        FrontendPlan, HealthCheck, InsidePlan, Machine, NodePortAddresses, Peers, PlanConfig,
+        Planner, Profile, RelayAbilities, RelayOptions, Scope, SelectedEndpoint, ServiceAddresses,
+        SourceFlaw, desired,
     };
 }
 

@@ -13,6 +13,7 @@ mod nftables {
     mod changes;
     mod deletion;
     pub(super) mod dump;
+    mod guards;
     mod missing;
     mod restore;
     pub(super) mod rules;

@@ -90,5 +90,6 @@ fn existing_rules_are_replaced_in_one_transaction() {
     };
     let mut proxier = programmed(kernel, 1);
     let rules = proxier.kernel().rules.clone().unwrap();
-    assert_eq!(&rules, proxier.filter().unwrap().table());
+    let wanted = proxier.wanted();
+    assert_eq!(rules, proxier.filter().unwrap().table(wanted));
 }

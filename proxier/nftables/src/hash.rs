@@ -9,32 +9,61 @@ use netlink::attr::Writer;
 use netlink::batch::Batch;
 
 use crate::anonymous::anonymous_sets;
+use crate::elements::Element;
 use crate::expression::write_rule;
 use crate::key::Key;
 use crate::message::{write_chain, write_element, write_set};
 use crate::rule::{Rule, Verdict};
 use crate::set::Set;
 use crate::sys::*;
-use crate::table::Chain;
+use crate::table::{Chain, Table};
 use net::stable_hash::{fnv1a, mix};
 
-/// Hashes elements of sets and maps. It keeps its memory, because a start hashes each element of the table.
-#[derive(Clone, Debug, Default)]
-pub struct ElementHasher(Batch);
+/// Returns the sum of the hashes of all parts of `table` and its companion.
+pub fn table(table: &Table) -> u64 {
+    let definitions = sum(table, |table, add| {
+        table.sets.values().for_each(|it| add(set(it)))
+    });
+    definitions.wrapping_add(parts(table))
+}
 
-impl ElementHasher {
-    /// Returns the hash of an element of the set or map `set`.
-    pub fn hash(&mut self, set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
-        self.0.clear();
-        hash_in(&mut self.0, NFT_MSG_NEWSETELEM, |writer| {
-            writer.string(NFTA_SET_ELEM_LIST_SET, set);
-            write_element(writer, key, verdict);
-        })
+/// Returns the sum of the hashes of the elements and chains of `table` and its companion.
+pub fn parts(table: &Table) -> u64 {
+    sum(table, |table, add| {
+        let mut batch = Batch::new();
+        for set in table.sets.values() {
+            for Element { key, verdict } in set.elements() {
+                add(element(&mut batch, &set.name, &key, verdict.as_ref()));
+            }
+        }
+        table.chains.values().for_each(|it| add(chain(it)));
+    })
+}
+
+/// Returns the sum of the hashes that `hashes` adds for `table` and for its companion.
+fn sum(table: &Table, hashes: impl Fn(&Table, &mut dyn FnMut(u64))) -> u64 {
+    let mut sum = 0_u64;
+    hashes(table, &mut |hash| sum = sum.wrapping_add(hash));
+    if let Some(arp) = &table.arp {
+        // Mixed with the family, so that equal parts of both families have different hashes.
+        let in_arp = |hash: u64| mix(hash ^ u64::from(NFPROTO_ARP));
+        hashes(arp, &mut |hash| sum = sum.wrapping_add(in_arp(hash)));
     }
+    sum
+}
+
+/// Returns the hash of an element of the set or map `set`. It uses the memory of `batch`, because a start hashes
+/// each element of the table.
+fn element(batch: &mut Batch, set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
+    batch.clear();
+    hash_in(batch, NFT_MSG_NEWSETELEM, |writer| {
+        writer.string(NFTA_SET_ELEM_LIST_SET, set);
+        write_element(writer, key, verdict);
+    })
 }
 
 /// Returns the hash of a chain: its name, its hook and its rules.
-pub fn chain(chain: &Chain) -> u64 {
+fn chain(chain: &Chain) -> u64 {
     message(NFT_MSG_NEWCHAIN, |writer| {
         write_chain(writer, "", &chain.name, chain.hook);
         for each in &chain.rules {
@@ -44,14 +73,8 @@ pub fn chain(chain: &Chain) -> u64 {
 }
 
 /// Returns the hash of a set's definition, without its elements.
-pub fn set(set: &Set) -> u64 {
+fn set(set: &Set) -> u64 {
     message(NFT_MSG_NEWSET, |writer| write_set(writer, "", set, 0))
-}
-
-/// Returns the hash of a part of the companion of family `arp`, whose hash in a table of family `inet` is
-/// `hash`.
-pub fn in_arp(hash: u64) -> u64 {
-    mix(hash ^ u64::from(NFPROTO_ARP))
 }
 
 /// Returns the hash of a rule and its anonymous sets. The chain does not matter.
@@ -97,7 +120,7 @@ mod tests {
     use net::{Family, Networks};
 
     fn element(set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
-        ElementHasher::default().hash(set, key, verdict)
+        super::element(&mut Batch::new(), set, key, verdict)
     }
 
     fn source(networks: &[&str]) -> Rule {

@@ -15,7 +15,7 @@ use crate::dataplane::fake::FakeKernel;
 use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::explain::report::{self, JsonChanges, JsonFindings, JsonReport, NamedOp};
 use crate::explain::shadow::{Compared, Comparison};
-use crate::filter::{self, Filter};
+use crate::filter;
 use crate::ledger::LedgerFile;
 use crate::sync::{Preview, Proxier};
 
@@ -163,7 +163,7 @@ impl Flags {
             (true, _) => report::findings(&comparison),
             (false, PlanOutput::Text) => report::changes(&comparison),
             (false, PlanOutput::Ops) => ops(&preview, &proxier),
-            (false, PlanOutput::Nft) => proxier.filter().map_or_else(String::new, nft),
+            (false, PlanOutput::Nft) => nft(&proxier),
             (false, PlanOutput::Json) => json(&JsonPlan {
                 plan: JsonReport::desired(proxier.wanted(), &problems),
                 changes: (&comparison).into(),
@@ -203,8 +203,11 @@ fn ops<K: Kernel>(preview: &Preview, proxier: &Proxier<Ipvs<K>>) -> String {
     rules + &lines.collect::<String>()
 }
 
-fn nft(filter: &Filter) -> String {
-    filter.table().named(filter::TABLE).to_string()
+fn nft<K: Kernel>(proxier: &Proxier<Ipvs<K>>) -> String {
+    let table = proxier
+        .filter()
+        .map(|filter| filter.table(proxier.wanted()));
+    table.map_or_else(String::new, |table| table.named(filter::TABLE).to_string())
 }
 
 fn problems<K: Kernel>(proxier: &Proxier<Ipvs<K>>) -> String {

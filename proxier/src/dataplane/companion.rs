@@ -120,10 +120,10 @@ impl Kernel for Companion {
 
     fn change_rules(
         &mut self,
-        table: &nftables::Table,
         commands: &[nftables::Command],
+        table: &dyn Fn() -> nftables::Table,
     ) -> Result<Option<u32>, Failure> {
-        self.linux.change_rules(table, commands)
+        self.linux.change_rules(commands, table)
     }
 
     fn replace_rules(&mut self, table: &nftables::Table) -> Result<Option<u32>, Failure> {

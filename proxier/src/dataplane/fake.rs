@@ -146,13 +146,13 @@ impl Kernel for FakeKernel {
         Ok(self.rules.as_ref().map(|_| self.rules_generation))
     }
 
-    /// Refuses commands that do not lead from the present rules to `table`.
+    /// Refuses commands that do not lead from the present rules to this table.
     fn change_rules(
         &mut self,
-        table: &Table,
         commands: &[Command],
+        table: &dyn Fn() -> Table,
     ) -> Result<Option<u32>, Failure> {
-        let do_fit = self.rules.is_some() && self.commands_to(table) == commands;
+        let do_fit = self.rules.is_some() && self.commands_to(&table()) == commands;
         let check = refuse_if(!do_fit, Errno::NOENT);
         self.write_rules(commands, check)
     }
@@ -217,7 +217,7 @@ impl FakeKernel {
         }
     }
 
-    /// Returns the commands that lead from the present rules to `table`.
+    /// Returns the commands that lead from the present rules to this table.
     fn commands_to(&self, table: &Table) -> Vec<Command> {
         match &self.rules {
             Some(rules) => rules.difference(table),

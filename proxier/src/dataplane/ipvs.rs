@@ -44,10 +44,9 @@ mod wanted;
 
 pub use applied::Applied;
 pub(crate) use applied::Outcomes;
-pub use inside_marks::InsideMarks;
-pub(crate) use inside_marks::MarkChanges;
+pub use inside_marks::{InsideMarks, MarkChanges};
 pub use kernel::{Kernel, Portion};
-pub use wanted::{Admission, KernelParts, MarkedClients, Wanted, WantedServer};
+pub use wanted::{KernelParts, Wanted, WantedServer};
 
 use flows::Flows;
 use rules::Rules;
@@ -248,8 +247,7 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
         self.kernel.admit(wanted, changed);
         if let Some(rules) = &mut self.rules {
             let node = planned.snapshot.node();
-            rules.filter.follow(wanted, changed, node);
-            rules.filter.follow_marks(wanted, &marks);
+            rules.filter.follow(wanted, changed, &marks, node);
         }
         self.changed_servers.extend(&servers);
         self.state.pending.virtual_servers.extend(servers);
@@ -299,7 +297,7 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
         now: Duration,
     ) -> Result<Ops, Failure> {
         if extent == Extent::All {
-            self.end_reading()?;
+            self.end_reading(planned)?;
         }
         Ok(self.compare(planned, extent, now))
     }
@@ -328,7 +326,9 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
 
     fn problems_of_node(&self, planned: Planned<'_>) -> Vec<Problem> {
         let contested = state::contested(&self.state.observed, planned.desired());
-        let of_rules = self.filter().map(Filter::problems).into_iter().flatten();
+        let wanted = Wanted::new(planned.desired(), &self.marks);
+        let of_rules = self.filter().map(|filter| filter.problems(wanted));
+        let of_rules = of_rules.into_iter().flatten();
         let doubtful = Self::doubtful_ranges(planned);
         of_rules.chain(contested).chain(doubtful).collect()
     }
@@ -373,14 +373,15 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
     }
 
     /// Compares the generation of the packet rules with that of our last write.
-    fn finds_changed_rules(&mut self) -> bool {
+    fn finds_changed_rules(&mut self, planned: Planned<'_>) -> bool {
         let Some(rules) = &mut self.rules else {
             return false;
         };
         if !rules.filter.is_in_step() {
             return false;
         }
-        let checked = rules.check(&mut self.kernel, &self.ledger);
+        let wanted = Wanted::new(planned.desired(), &self.marks);
+        let checked = rules.check(&mut self.kernel, wanted, &self.ledger);
         if checked.is_err() {
             rules.filter.distrust();
         }

@@ -243,8 +243,8 @@ impl Kernel for Linux {
 
     fn change_rules(
         &mut self,
-        table: &nftables::Table,
         commands: &[nftables::Command],
+        table: &dyn Fn() -> nftables::Table,
     ) -> Result<Option<u32>, Failure> {
         match self.rules.apply(commands) {
             Err(error) if error.is_out_of_step() => {
@@ -252,7 +252,7 @@ impl Kernel for Linux {
                 let kind = "refused changes of packet rules, each repaired";
                 let now = clock::since_boot();
                 (self.events).add(Coverage::Events, Level::WARN, kind, text, now);
-                return self.replace_rules(table);
+                return self.replace_rules(&table());
             }
             other => other?,
         }

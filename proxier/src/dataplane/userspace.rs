@@ -427,8 +427,8 @@ impl Kernel for Userspace {
 
     fn change_rules(
         &mut self,
-        _: &nftables::Table,
         _: &[nftables::Command],
+        _: &dyn Fn() -> nftables::Table,
     ) -> Result<Option<u32>, Failure> {
         Ok(None)
     }

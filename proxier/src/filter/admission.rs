@@ -1,96 +1,117 @@
-//! The elements and the chain that admit clients to one frontend.
+//! The elements and chains that admit clients to one frontend.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::Filter;
+use super::config::NodeFacts;
+use super::guards::Guard;
+use super::inside::firewall_mark;
 use super::names::{
-    EXTERNAL, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, INSIDE, LOCAL_ONLY, NOT_HERE, PerFamily,
-    REFUSE, inside, ranges,
+    EXTERNAL, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, INSIDE, INSIDE_HERE, INSIDE_MARKS,
+    LOCAL_ONLY, NODE_PORTS, NOT_HERE, PerFamily, REFUSE, inside, ranges,
 };
-use crate::dataplane::ipvs::{Admission, MarkedClients};
+use super::part::Part;
+use super::view::{Admission, View};
 use crate::frontend::Frontend;
 use crate::model::{Networks, TrafficPolicy};
-use crate::plan::{Availability, Scope};
+use crate::plan::{Access, Availability, Scope, SelectedEndpoint};
 use nftables::{Chain, Element, Key, Match, Relation, Rule, Value, Verdict};
 
-/// The parts of the table that only one frontend uses.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Parts {
-    /// Elements, each with the name of its set.
-    pub(super) elements: Vec<(&'static str, Element)>,
-    /// The chain of its source ranges, if it has any.
-    pub(super) chain: Option<Chain>,
-}
-
-impl Parts {
-    /// Returns the parts of `frontend` on a node with these main addresses.
-    pub(super) fn of(
+impl Filter {
+    /// Adds the parts of `frontend`, and those of its mark.
+    pub(super) fn add_frontend(
+        &self,
         frontend: &Frontend,
-        admission: &Admission,
-        node_addresses: &[IpAddr],
-    ) -> Self {
-        let family = frontend.family();
-        let mut parts = Self::default();
-        let mut add = |set: PerFamily, verdict| {
-            let element = Element {
-                key: key(frontend),
-                verdict,
-            };
-            parts.elements.push((set.of(family), element));
+        view: View<'_>,
+        add: &mut dyn FnMut(Part),
+    ) {
+        let admission = view.admission(frontend);
+        let own = admission.and_then(|it| guard(frontend, it.access, &self.node));
+        if let Some(guard) = own.as_ref().or(self.guards.frontends.get(frontend)) {
+            guard.parts.iter().for_each(|part| add(part.clone()));
+        }
+        let Some(Admission { access, mark, here }) = admission else {
+            return;
         };
-
+        let mut add_own = |set: PerFamily, verdict| {
+            let key = key(frontend);
+            let set = set.of(frontend.family());
+            add(Part::Element(set, Element { key, verdict }));
+        };
         // Node ports have no shield: another program may use the port first.
-        if admission.scope != Scope::NodePort {
-            add(FRONTENDS, None);
+        match access.scope {
+            Scope::Internal | Scope::External => add_own(FRONTENDS, None),
+            Scope::NodePort if self.config.input_accept_bit.is_some() => add_own(NODE_PORTS, None),
+            Scope::NodePort => {}
         }
-        let masquerading = match (admission.scope, admission.policy) {
+        let goto = |chain: &str| Some(Verdict::Goto(chain.into()));
+        match (access.scope, access.policy) {
             // All cluster IPs share one chain, to which the set of frontends leads.
-            (Scope::Internal, _) => None,
-            (_, TrafficPolicy::Cluster) => Some(EXTERNAL),
-            (_, TrafficPolicy::Local) => Some(LOCAL_ONLY),
-        };
-        if let Some(chain) = masquerading {
-            add(EXTERNAL_FRONTENDS, Some(Verdict::Goto(chain.into())));
+            (Scope::Internal, _) => {}
+            (_, TrafficPolicy::Cluster) => add_own(EXTERNAL_FRONTENDS, goto(EXTERNAL)),
+            (_, TrafficPolicy::Local) => add_own(EXTERNAL_FRONTENDS, goto(LOCAL_ONLY)),
         }
-        let guard = guard(frontend, admission, node_addresses);
-        if let Some((verdict, _)) = &guard {
-            add(GUARDED, Some(verdict.clone()));
+        // Frontends with one mark share all of this except the way to it.
+        if let Some(mark) = mark {
+            add_own(INSIDE, goto(&inside(mark)));
+            add(Part::Chain(firewall_mark(mark)));
+            add(Part::member(INSIDE_MARKS, [Value::Mark(mark)]));
+            for SelectedEndpoint { address, .. } in here {
+                let set = INSIDE_HERE.of((*address).into());
+                add(Part::member(set, [(*address).into(), Value::Mark(mark)]));
+            }
         }
-        if let Some(MarkedClients { mark, .. }) = admission.inside {
-            add(INSIDE, Some(Verdict::Goto(inside(mark))));
-        }
-        parts.chain = guard.and_then(|(_, chain)| chain);
-        parts
     }
 }
 
-/// Returns the verdict that rejects clients, and the chain of source ranges to which it jumps, if any.
+/// Returns the guard that rejects clients; `None` if all clients may use the frontend.
 ///
-/// `None` if all clients may use the frontend. The verdict is a jump and not a goto, because the packets of
-/// admitted clients return to the rules that decide about masquerading.
-fn guard(
-    frontend: &Frontend,
-    admission: &Admission,
-    node_addresses: &[IpAddr],
-) -> Option<(Verdict, Option<Chain>)> {
-    let rejecting = match (admission.scope, admission.endpoints) {
+/// Its verdict is a jump and not a goto, because the packets of admitted clients return to the rules that decide
+/// about masquerading.
+pub(super) fn guard(frontend: &Frontend, access: &Access, node: &NodeFacts) -> Option<Guard> {
+    let rejecting = match (access.scope, access.endpoints) {
         (_, Availability::Usable) => None,
         // A client outside may reach another node by a load balancer, so its packets are dropped and not
         // refused. For a client inside, no other node serves the cluster IP.
         (Scope::Internal, Availability::RemoteOnly) | (_, Availability::None) => Some(REFUSE),
         (_, Availability::RemoteOnly) => Some(NOT_HERE),
     };
-    let Some(allowed) = &admission.source_ranges else {
-        return rejecting.map(|chain| (Verdict::Jump(chain.into()), None));
+    let jump = |chain| {
+        let map = GUARDED.of(frontend.family());
+        Part::entry(map, key(frontend), Verdict::Jump(chain))
     };
-    let pass = match rejecting {
-        Some(chain) => Verdict::Goto(chain.into()),
-        None => Verdict::Return,
+    let parts = match &access.source_ranges {
+        None => vec![jump(rejecting?.into())],
+        Some(allowed) => {
+            let pass = match rejecting {
+                Some(chain) => Verdict::Goto(chain.into()),
+                None => Verdict::Return,
+            };
+            let sources = sources(frontend, allowed, &node.addresses);
+            let chain = ranges_chain(ranges(frontend), sources, &pass);
+            vec![jump(chain.name.clone()), Part::Chain(chain)]
+        }
     };
+    let hides = access.scope == Scope::External;
+    Some(Guard { parts, hides })
+}
+
+/// Returns a guard that rejects all new connections.
+///
+/// Its chain has the name of the frontend's source-range chain. If the kernel has that chain from an earlier
+/// process, the write keeps its element and replaces only its rules, which is atomic.
+pub(super) fn refusing(frontend: &Frontend) -> Guard {
     let name = ranges(frontend);
-    let sources = sources(frontend, allowed, node_addresses);
-    let chain = ranges_chain(name.clone(), sources, &pass);
-    Some((Verdict::Jump(name), Some(chain)))
+    let refuse = Verdict::Goto(REFUSE.into());
+    let map = GUARDED.of(frontend.family());
+    let jump = Part::entry(map, key(frontend), Verdict::Jump(name.clone()));
+    let chain = Chain::new(name, [Rule::new([refuse.into()])]);
+    Guard {
+        parts: vec![jump, Part::Chain(chain)],
+        // It is unknown whether the frontend was external.
+        hides: true,
+    }
 }
 
 /// Returns the networks of the clients that `allowed` admits to `frontend`.
@@ -104,8 +125,8 @@ fn sources(frontend: &Frontend, allowed: &Networks, node_addresses: &[IpAddr]) -
     sources
 }
 
-/// Returns the key of `frontend` in maps.
-pub(super) fn key(frontend: &Frontend) -> Key {
+/// Returns the key of `frontend` in sets and maps.
+fn key(frontend: &Frontend) -> Key {
     Key::new([
         frontend.address.into(),
         Value::Protocol(frontend.protocol),

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use super::arp;
 use super::config::{FilterConfig, LocalMode, MarkBit, NodeFacts};
 use super::input_accept;
 use super::inside::{self, with_inside_mark};
@@ -29,14 +30,41 @@ const LEAVING: Hook = Hook::Postrouting(300);
 
 pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// Returns the table of a node without Services.
-pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
+/// Returns the sets of the tables, without elements.
+pub(super) fn sets(config: &FilterConfig) -> Table {
     let mut table = Table::default();
     for family in FAMILIES {
-        sets(&mut table, family);
+        let address = KeyType::Address(family);
+        let frontend = [address, KeyType::Protocol, KeyType::Port];
+        for (name, kind) in [
+            (FRONTENDS, SetKind::Set),
+            (EXTERNAL_FRONTENDS, SetKind::Verdicts),
+            (GUARDED, SetKind::Verdicts),
+            (INSIDE, SetKind::Verdicts),
+        ] {
+            table.add_set(Set::new(name.of(family), frontend, kind));
+        }
+        if config.input_accept_bit.is_some() {
+            table.add_set(Set::new(NODE_PORTS.of(family), frontend, SetKind::Set));
+        }
+        for name in [SERVICE_ADDRESSES, PINGABLE] {
+            table.add_set(Set::new(name.of(family), [address], SetKind::Set));
+        }
+        let pair = [address, address];
+        table.add_set(Set::new(HAIRPIN.of(family), pair, SetKind::Set));
+        let marked = [address, KeyType::Mark];
+        table.add_set(Set::new(INSIDE_HERE.of(family), marked, SetKind::Set));
     }
-    let health_checks = Set::new(HEALTH_CHECK_PORTS, [KeyType::Port], SetKind::Set);
-    table.add_set(health_checks);
+    table.add_set(Set::new(HEALTH_CHECK_PORTS, [KeyType::Port], SetKind::Set));
+    table.add_set(Set::new(INSIDE_MARKS, [KeyType::Mark], SetKind::Set));
+    table.add_set(inside::marks_before());
+    table.arp = config.hides_arp.then(|| Box::new(arp::sets()));
+    table
+}
+
+/// Returns the tables of a node without Services.
+pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
+    let mut table = sets(config);
     for chain in [
         Chain::at("input", INPUT, guarded(NEW_INPUT)),
         Chain::new(NEW_INPUT, new_input(config)),
@@ -52,29 +80,17 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
     ]
     .into_iter()
     .chain(nat::chains(config))
+    .chain(inside::chains(config, node))
+    .chain(input_accept::chains(config))
     {
         table.add_chain(chain);
     }
-    inside::add_to(&mut table, config, node);
-    input_accept::add_to(&mut table, config);
+    if let Some(arp) = &mut table.arp {
+        for chain in arp::chains(node) {
+            arp.add_chain(chain);
+        }
+    }
     table
-}
-
-fn sets(table: &mut Table, family: Family) {
-    let address = KeyType::Address(family);
-    let frontend = [address, KeyType::Protocol, KeyType::Port];
-    for (name, kind) in [
-        (FRONTENDS, SetKind::Set),
-        (EXTERNAL_FRONTENDS, SetKind::Verdicts),
-        (GUARDED, SetKind::Verdicts),
-    ] {
-        table.add_set(Set::new(name.of(family), frontend, kind));
-    }
-    for name in [SERVICE_ADDRESSES, PINGABLE] {
-        table.add_set(Set::new(name.of(family), [address], SetKind::Set));
-    }
-    let pair = [address, address];
-    table.add_set(Set::new(HAIRPIN.of(family), pair, SetKind::Set));
 }
 
 /// Returns the rules for every packet: the guard of its frontend, then, for the first packets of a
@@ -147,10 +163,7 @@ fn cluster_ip(config: &FilterConfig, node: &NodeFacts) -> Vec<Rule> {
 ///
 /// The node of the endpoint has the same service address, so it would keep the answers for itself.
 pub(super) fn from_service_address(family: Family) -> Rule {
-    let from = Statement::In {
-        key: [Selector::Source(family)].into(),
-        set: SERVICE_ADDRESSES.of(family).into(),
-    };
+    let from = within([Selector::Source(family)], SERVICE_ADDRESSES.of(family));
     rule([from, goto(MASQUERADE)])
 }
 
@@ -180,7 +193,7 @@ fn refuse() -> Vec<Rule> {
 }
 
 fn after_ipvs_input(config: &FilterConfig) -> Vec<Rule> {
-    let restore = with_inside_mark(Verdict::Jump(RESTORE.into()).into());
+    let restore = with_inside_mark(jump(RESTORE));
     let mut rules = vec![restore, clear_bit(config.masquerade_bit)];
     for family in FAMILIES {
         let to = addressed_to(family, SERVICE_ADDRESSES);
@@ -217,42 +230,26 @@ pub(super) fn networks_of(family: Family, networks: &[Cidr]) -> Option<Networks>
 }
 
 pub(super) fn frontend_map(family: Family, map: PerFamily) -> Statement {
-    Statement::VerdictMap {
-        key: frontend_key(family),
-        map: map.of(family).into(),
-    }
+    lookup(frontend_key(family), map.of(family))
 }
 
 /// Matches packets to [`FRONTENDS`].
 pub(super) fn is_frontend(family: Family) -> Statement {
-    Statement::In {
-        key: frontend_key(family),
-        set: FRONTENDS.of(family).into(),
-    }
+    within(frontend_key(family), FRONTENDS.of(family))
 }
 
 /// Returns the values of a packet that are the key of its frontend.
-pub(super) fn frontend_key(family: Family) -> Box<[Selector]> {
-    [
-        Selector::Destination(family),
-        Selector::Protocol,
-        Selector::DestinationPort,
-    ]
-    .into()
+pub(super) fn frontend_key(family: Family) -> [Selector; 3] {
+    let address = Selector::Destination(family);
+    [address, Selector::Protocol, Selector::DestinationPort]
 }
 
 pub(super) fn addressed_to(family: Family, set: PerFamily) -> Statement {
-    Statement::In {
-        key: [Selector::Destination(family)].into(),
-        set: set.of(family).into(),
-    }
+    within([Selector::Destination(family)], set.of(family))
 }
 
 pub(super) fn to_health_check() -> Statement {
-    Statement::In {
-        key: [Selector::TcpDestinationPort].into(),
-        set: HEALTH_CHECK_PORTS.into(),
-    }
+    within([Selector::TcpDestinationPort], HEALTH_CHECK_PORTS)
 }
 
 /// Returns the rule for pings of service addresses that answer them.
@@ -261,8 +258,28 @@ pub(super) fn ping(family: Family, then: Statement) -> Rule {
     rule([Match::EchoRequest(family).into(), to, then])
 }
 
+/// Matches packets of which these values are in a set.
+pub(super) fn within(key: impl Into<Box<[Selector]>>, set: &str) -> Statement {
+    Statement::In {
+        key: key.into(),
+        set: set.into(),
+    }
+}
+
+/// Applies the verdict that a map has for these values of a packet.
+pub(super) fn lookup(key: impl Into<Box<[Selector]>>, map: &str) -> Statement {
+    Statement::VerdictMap {
+        key: key.into(),
+        map: map.into(),
+    }
+}
+
 pub(super) fn goto(chain: &str) -> Statement {
     Verdict::Goto(Arc::from(chain)).into()
+}
+
+pub(super) fn jump(chain: &str) -> Statement {
+    Verdict::Jump(Arc::from(chain)).into()
 }
 
 pub(super) fn rule<const N: usize>(statements: [Statement; N]) -> Rule {

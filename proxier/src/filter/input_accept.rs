@@ -14,53 +14,34 @@
 //! A rule cannot refer to a set in another table, and connection labels are missing on connections that began before the
 //! first rule with them; so it is a bit of the mark.
 
-use super::admission::key;
 use super::chains::{
     BEFORE_INSIDE_INPUT, FAMILIES, addressed_to, clear_bit, frontend_key, is_frontend, ping, rule,
-    to_health_check,
+    to_health_check, within,
 };
 use super::config::{FilterConfig, MarkBit};
 use super::names::{CLEAR_PASSING, MARK_PASSING, NODE_PORTS, SERVICE_ADDRESSES};
-use crate::frontend::Frontend;
-use nftables::{
-    Chain, Element, Hook, KeyType, Match, NewMark, Rule, Set, SetKind, Statement, Table,
-};
+use nftables::{Chain, Hook, Match, NewMark, Rule, Statement};
 
 /// `NF_IP_PRI_FIRST`: before the chains of all other programs.
 const FIRST_INPUT: Hook = Hook::Input(i32::MIN);
 
-/// Adds the sets and chains to `table`, if the configuration asks for them.
-pub(super) fn add_to(table: &mut Table, config: &FilterConfig) {
+/// Returns the chains, if the configuration asks for them.
+pub(super) fn chains(config: &FilterConfig) -> Vec<Chain> {
     let Some(bit) = config.input_accept_bit else {
-        return;
+        return Vec::new();
     };
-    for family in FAMILIES {
-        let frontend = [KeyType::Address(family), KeyType::Protocol, KeyType::Port];
-        table.add_set(Set::new(NODE_PORTS.of(family), frontend, SetKind::Set));
-    }
-    table.add_chain(Chain::at(MARK_PASSING, FIRST_INPUT, mark(config, bit)));
-    table.add_chain(Chain::at(
-        CLEAR_PASSING,
-        BEFORE_INSIDE_INPUT,
-        [clear_bit(bit)],
-    ));
-}
-
-/// Returns the element that marks packets for a node port, with its set.
-///
-/// All other frontends are in a set that exists without `--input-drop=accept` too (`FRONTENDS`).
-pub(super) fn node_port(frontend: &Frontend) -> (&'static str, Element) {
-    (NODE_PORTS.of(frontend.family()), key(frontend).into())
+    let clear = [clear_bit(bit)];
+    vec![
+        Chain::at(MARK_PASSING, FIRST_INPUT, mark(config, bit)),
+        Chain::at(CLEAR_PASSING, BEFORE_INSIDE_INPUT, clear),
+    ]
 }
 
 fn mark(config: &FilterConfig, bit: MarkBit) -> Vec<Rule> {
     let set = || Statement::SetMark(NewMark::With(bit.mark()));
     let mut rules = vec![clear_bit(bit)];
     for family in FAMILIES {
-        let to_node_port = Statement::In {
-            key: frontend_key(family),
-            set: NODE_PORTS.of(family).into(),
-        };
+        let to_node_port = within(frontend_key(family), NODE_PORTS.of(family));
         rules.push(rule([is_frontend(family), set()]));
         rules.push(rule([to_node_port, set()]));
     }

@@ -13,13 +13,13 @@
 use std::time::Duration;
 
 use super::chains::{
-    FAMILIES, clear_bit, from_service_address, frontend_map, goto, networks_of, rule,
+    FAMILIES, clear_bit, from_service_address, frontend_map, goto, jump, networks_of, rule, within,
 };
 use super::config::{FilterConfig, LocalMode, NodeFacts};
 use super::names::*;
 use crate::model::Cidr;
 use nftables::{
-    Chain, Hook, KeyType, Match, NewMark, Relation, Rule, Selector, Set, SetKind, Statement, Table,
+    Chain, Hook, KeyType, Match, NewMark, Relation, Rule, Selector, Set, SetKind, Statement,
     Verdict,
 };
 
@@ -49,52 +49,27 @@ const POD_DEVICES: [&str; 8] = ["cali", "eni", "azv", "lxc", "gke", "veth", "cni
 ///
 /// A plugin may give Pods of other nodes addresses in our Node's podCIDRs: Calico, and Cilium with pools of its own,
 /// ignore these.
-const LINKS: [&str; 14] = [
-    "eth",
-    "en",
-    "bond",
-    "wl",
-    "ib",
-    "vlan",
-    "tunl",
-    "vxlan",
-    "wireguard",
-    "wg",
-    "flannel",
-    "cilium",
-    "geneve",
-    "gre",
-];
+const LINKS: &str = "eth en bond wl ib vlan tunl vxlan wireguard wg flannel cilium geneve gre";
 
-/// Adds the sets and chains to `table`.
-pub(super) fn add_to(table: &mut Table, config: &FilterConfig, node: &NodeFacts) {
-    for family in FAMILIES {
-        let address = KeyType::Address(family);
-        let frontend = [address, KeyType::Protocol, KeyType::Port];
-        table.add_set(Set::new(INSIDE.of(family), frontend, SetKind::Verdicts));
-        let marked = [address, KeyType::Mark];
-        table.add_set(Set::new(INSIDE_HERE.of(family), marked, SetKind::Set));
-    }
-    table.add_set(Set::new(INSIDE_MARKS, [KeyType::Mark], SetKind::Set));
+/// Returns the map of earlier marks.
+pub(super) fn marks_before() -> Set {
     let learned = SetKind::Learned {
         timeout: MARK_TIMEOUT,
         size: MAX_MARKS,
     };
-    table.add_set(Set::new(MARKS_BEFORE, [KeyType::ConnectionId], learned));
+    Set::new(MARKS_BEFORE, [KeyType::ConnectionId], learned)
+}
+
+/// Returns the chains, except those of firewall marks.
+pub(super) fn chains(config: &FilterConfig, node: &NodeFacts) -> [Chain; 11] {
     let clients = LocalClients::on(config, node);
-    for chain in [
+    let to_endpoint_chain = [with_inside_mark(goto(TO_ENDPOINT))];
+    let delivered = [with_inside_mark(jump(RESTORE))];
+    [
         Chain::at("inside-input", BEFORE_IPVS_INPUT, before_ipvs()),
         Chain::at("inside-output", BEFORE_IPVS_OUTPUT, before_ipvs()),
-        Chain::at(
-            "restore-output",
-            AFTER_IPVS_OUTPUT,
-            [with_inside_mark(goto(TO_ENDPOINT))],
-        ),
-        Chain::at(
-            "restore-delivered",
-            DELIVERED_OUTPUT,
-            [with_inside_mark(Verdict::Jump(RESTORE.into()).into())],
-        ),
+        Chain::at("restore-output", AFTER_IPVS_OUTPUT, to_endpoint_chain),
+        Chain::at("restore-delivered", DELIVERED_OUTPUT, delivered),
         Chain::new(LOCAL_ONLY, clients.local_only()),
         Chain::new(NOT_HERE, clients.not_here()),
         Chain::new(INSIDE_CHAIN, inside_marks()),
@@ -102,9 +77,7 @@ pub(super) fn add_to(table: &mut Table, config: &FilterConfig, node: &NodeFacts)
         Chain::new(TO_ENDPOINT, to_endpoint()),
         Chain::new(TO_ENDPOINT_HERE, to_endpoint_here(config)),
         Chain::new(RESTORE, restore()),
-    ] {
-        table.add_chain(chain);
-    }
+    ]
 }
 
 /// Rules about the clients of frontends with policy Local.
@@ -143,7 +116,7 @@ impl LocalClients {
                 false => inside.extend(from_networks(networks)),
             }
             here.extend(of_pods.map(return_for));
-            here.extend(LINKS.map(of_device).map(masquerade));
+            here.extend(LINKS.split(' ').map(of_device).map(masquerade));
             here.extend(pod_networks.into_iter().map(return_for));
             here.push(rule([goto(MASQUERADE)]));
         }
@@ -159,10 +132,8 @@ impl LocalClients {
     /// endpoint on a third node would not return through this one. [`to_endpoint_here`] revokes it.
     fn local_only(&self) -> Vec<Rule> {
         // Clients outside keep their address. [`to_endpoint`] decides about processes of this node.
-        let mut rules = vec![
-            rule([Verdict::Jump(INSIDE_CLIENTS.into()).into()]),
-            return_for(Match::SourceIsLocal),
-        ];
+        let inside = rule([jump(INSIDE_CLIENTS)]);
+        let mut rules = vec![inside, return_for(Match::SourceIsLocal)];
         rules.extend(self.here.iter().cloned());
         rules
     }
@@ -207,11 +178,7 @@ fn inside_marks() -> Vec<Rule> {
 
 /// Applies `then` to packets with a firewall mark of ours.
 pub(super) fn with_inside_mark(then: Statement) -> Rule {
-    let has_inside_mark = Statement::In {
-        key: [Selector::Mark].into(),
-        set: INSIDE_MARKS.into(),
-    };
-    rule([has_inside_mark, then])
+    rule([within([Selector::Mark], INSIDE_MARKS), then])
 }
 
 /// Restores the earlier mark of a packet from inside that IPVS sends to an endpoint, and masquerades a connection
@@ -220,31 +187,27 @@ pub(super) fn with_inside_mark(then: Statement) -> Rule {
 /// The source may be an address that the endpoint's node has too: a service address, or a load-balancer address on an
 /// interface. The answers would stay on that node.
 fn to_endpoint() -> Vec<Rule> {
-    let mut rules: Vec<Rule> = FAMILIES
-        .map(|family| {
-            let is_here = Statement::In {
-                key: [Selector::Destination(family), Selector::Mark].into(),
-                set: INSIDE_HERE.of(family).into(),
-            };
-            rule([is_here, goto(TO_ENDPOINT_HERE)])
-        })
-        .into();
-    rules.push(rule([Verdict::Jump(RESTORE.into()).into()]));
+    let [v4, v6] = FAMILIES.map(|family| {
+        let endpoint = [Selector::Destination(family), Selector::Mark];
+        let is_here = within(endpoint, INSIDE_HERE.of(family));
+        rule([is_here, goto(TO_ENDPOINT_HERE)])
+    });
     let (is_new, is_own) = (Match::New.into(), Match::SourceIsLocal.into());
-    rules.push(rule([is_new, is_own, goto(MASQUERADE)]));
-    rules
+    let masquerade = rule([is_new, is_own, goto(MASQUERADE)]);
+    vec![v4, v6, rule([jump(RESTORE)]), masquerade]
 }
 
 /// Restores the earlier mark of a packet from inside that IPVS sends to an endpoint on this node, and revokes the
 /// masquerading of a client on another node: the answers pass this node anyway.
 fn to_endpoint_here(config: &FilterConfig) -> Vec<Rule> {
-    let mut rules = vec![
-        rule([Verdict::Jump(RESTORE.into()).into()]),
-        clear_bit(config.masquerade_bit),
-    ];
     // Other software does not know a service address as one of this node.
-    rules.extend(FAMILIES.map(from_service_address));
-    rules
+    let [v4, v6] = FAMILIES.map(from_service_address);
+    vec![
+        rule([jump(RESTORE)]),
+        clear_bit(config.masquerade_bit),
+        v4,
+        v6,
+    ]
 }
 
 /// Sets the saved mark of the packet's connection. If none was saved, the earlier mark was 0.
@@ -274,7 +237,7 @@ pub(super) fn firewall_mark(mark: u32) -> Chain {
     Chain::new(
         inside(mark),
         [
-            rule([Verdict::Jump(INSIDE_CLIENTS.into()).into()]),
+            rule([jump(INSIDE_CLIENTS)]),
             // Most packets have no mark. They need no element, because `restore` sets 0 without
             // one.
             rule([Match::Unmarked.into(), set(), Verdict::Return.into()]),

@@ -7,7 +7,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::chains::{FAMILIES, is_frontend, rule};
+use super::chains::{FAMILIES, is_frontend, rule, within};
 use super::config::FilterConfig;
 use super::names::HAIRPIN;
 use crate::model::Protocol;
@@ -53,10 +53,8 @@ fn postrouting(config: &FilterConfig) -> Vec<Rule> {
     for family in FAMILIES {
         // A Pod that reaches itself through a Service would see its own address as the source. It
         // would answer itself directly, and the answer would not pass IPVS.
-        let hairpin = Statement::In {
-            key: [Selector::Source(family), Selector::Destination(family)].into(),
-            set: HAIRPIN.of(family).into(),
-        };
+        let pair = [Selector::Source(family), Selector::Destination(family)];
+        let hairpin = within(pair, HAIRPIN.of(family));
         rules.push(rule([hairpin, has_ports().into(), masquerade()]));
     }
     rules

@@ -21,7 +21,6 @@ mod profiles;
 mod shared;
 
 pub use changed::Changed;
-use changed::Previous;
 use footprint::Footprint;
 use profiles::Profiles;
 use shared::SharedAddresses;
@@ -188,8 +187,8 @@ impl Planner {
             return Changed::default();
         }
         let before = std::mem::replace(&mut self.kept_addresses, kept);
-        let mut previous = Previous::default();
-        previous.note_addresses(&self.desired, self.kept_addresses.union(&before).copied());
+        let mut changed = Changed::default();
+        changed.note_addresses(&self.desired, self.kept_addresses.union(&before).copied());
         for address in &before - &self.kept_addresses {
             self.release_address(address);
         }
@@ -200,7 +199,7 @@ impl Planner {
             self.require_address(address, &context);
         }
         self.renew_kept(&context);
-        previous.compare(&mut self.desired)
+        changed.compare(&mut self.desired)
     }
 
     /// Renews the sources of the kept addresses, which may have changed with the node.
@@ -283,14 +282,14 @@ impl Planner {
         let capabilities = std::mem::take(&mut self.capabilities);
         let config = self.config.clone();
         let context = Context::new(snapshot, &machine, &capabilities, &config);
-        let mut previous = Previous::default();
-        previous.note_addresses(&self.desired, self.kept_addresses.iter().copied());
+        let mut changed = Changed::default();
+        changed.note_addresses(&self.desired, self.kept_addresses.iter().copied());
         self.renew_kept(&context);
         // All withdrawals come before all claims: a frontend may move between two touched Services. A known name
         // shares its memory with the ledger and with the unchanged frontends.
         let withdraw = |name: &ObjectName| match self.footprints.remove_entry(name) {
             Some((known, footprint)) => {
-                previous.note(&self.desired, &footprint);
+                changed.note(&self.desired, &footprint);
                 self.withdraw(&known, &footprint);
                 known
             }
@@ -302,21 +301,21 @@ impl Planner {
                 let mut requirements = requirements(&service, &context);
                 self.limit_problems(&mut requirements);
                 let footprint = Footprint::take(&mut requirements);
-                previous.note(&self.desired, &footprint);
+                changed.note(&self.desired, &footprint);
                 self.claim(&service.name, requirements, &footprint, &context);
                 self.footprints.insert(service.name, footprint);
             }
         }
-        for &frontend in previous.frontends.keys() {
+        for &frontend in &changed.frontends {
             self.resolve(frontend, snapshot);
         }
-        for &port in previous.health_checks.keys() {
+        for &port in &changed.health_checks {
             self.choose_health_check(port, snapshot);
         }
         drop(context);
         self.machine = machine;
         self.capabilities = capabilities;
-        previous.compare(&mut self.desired)
+        changed.compare(&mut self.desired)
     }
 
     /// Drops the problems for which there is no room, except one, which stands for the others.

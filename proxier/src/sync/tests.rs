@@ -8,7 +8,7 @@ use ipvs_netlink as ipvs;
 
 use super::*;
 use crate::dataplane::fake::{FakeKernel, Fault};
-use crate::dataplane::ipvs::Applied;
+use crate::dataplane::ipvs::{Applied, MarkChanges};
 use crate::plan::{NodePortAddresses, ServiceAddresses};
 use crate::sources::manifests::{self, Options};
 use crate::store::Update;
@@ -153,8 +153,8 @@ fn rules_from_scratch(proxier: &Fake) -> Table {
     let (machine, capabilities) = (proxier.machine(), proxier.dataplane.capabilities());
     let changed = planner.update(snapshot, machine, capabilities, Touched::All);
     let wanted = Wanted::new(planner.desired(), proxier.marks());
-    filter.follow(wanted, &changed, snapshot.node());
-    filter.table().clone()
+    filter.follow(wanted, &changed, &MarkChanges::default(), snapshot.node());
+    filter.table(wanted)
 }
 
 /// Asserts that rules reject connections to service addresses outside their frontends, and that the guard

@@ -334,12 +334,12 @@ impl dataplane::Kernel for Kernel {
 
     fn change_rules(
         &mut self,
-        table: &Table,
         commands: &[Command],
+        table: &dyn Fn() -> Table,
     ) -> Result<Option<u32>, Failure> {
         let inner = &mut *self.0.borrow_mut();
         inner.check_alive()?;
-        let result = inner.kernel.change_rules(table, commands);
+        let result = inner.kernel.change_rules(commands, table);
         inner.note_open_addresses();
         result
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::Failure;
-use proxier::testing::dataplane::ipvs::{Applied, Ipvs, Wanted};
+use proxier::testing::dataplane::ipvs::{Applied, Ipvs, MarkChanges, Wanted};
 use proxier::testing::destinations::planned;
 use proxier::testing::filter::{Filter, FilterConfig, LocalMode, MarkBit};
 use proxier::testing::frontend::Frontend;
@@ -213,16 +213,18 @@ impl Node {
         );
         let changed = planner.update(snapshot, machine, capabilities, Touched::All);
         let wanted = Wanted::new(planner.desired(), self.proxier.marks());
-        filter.follow(wanted, &changed, snapshot.node());
+        let marks = MarkChanges::default();
+        filter.follow(wanted, &changed, &marks, snapshot.node());
         for (key, _) in self.proxier.ledger().retired().iter() {
             Frontend::of(&key)
                 .into_iter()
-                .for_each(|it| filter.retire(it));
+                .for_each(|it| filter.retire(wanted, it));
         }
         let local = &self.proxier.desired().addresses;
         let retired = self.proxier.ledger().retired().addresses();
-        filter.guard([], retired.filter(|address| local.contains_key(address)));
-        assert_eq!(self.kernel.rules().as_ref(), Some(filter.table()));
+        let kept = retired.filter(|address| local.contains_key(address));
+        filter.guard(wanted, [], kept);
+        assert_eq!(self.kernel.rules(), Some(filter.table(wanted)));
     }
 
     /// As [`Self::assert_programmed`], but accepts stale virtual servers and draining destinations.

@@ -6,22 +6,20 @@ use nftables::RulesClient;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
-use proxier::testing::dataplane::ipvs::Admission;
-use proxier::testing::filter::{FilterConfig, MarkBit, Ruleset, TABLE};
+use proxier::testing::filter::{FilterConfig, MarkBit, TABLE};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{Family, TrafficPolicy};
 use proxier::testing::plan::{Availability, Scope};
 
-use super::rules::{admission, frontend, inside, node, ranges};
+use super::rules::{Admission, Rules, admission, frontend, inside, node, ranges};
 use crate::{assert_same, lines, list};
 
 #[test]
 fn changes_in_nft_syntax() {
-    let mut rules = Ruleset::new(&FilterConfig::default(), None);
-    rules.take_commands();
+    let mut rules = Rules::new(FilterConfig::default(), None);
     let web = frontend("tcp 198.51.100.12:80");
     let mut text = String::new();
-    let mut write_changes = |rules: &mut Ruleset, what: &str| {
+    let mut write_changes = |rules: &mut Rules, what: &str| {
         text += &format!("# {what}\n");
         for change in rules.take_commands() {
             text += &format!("{}\n", change.in_table(TABLE));
@@ -53,11 +51,11 @@ fn changes_in_nft_syntax() {
     );
     rules.set_frontend(web, None);
     write_changes(&mut rules, "it is removed");
-    rules.release(|_, _| true, |_| true);
+    rules.release();
     write_changes(&mut rules, "its guard is released");
-    rules.add_service_address("10.96.0.1".parse().unwrap());
+    rules.set_address("10.96.0.1".parse().unwrap(), true);
     rules.add_local_endpoint("fd00::1".parse().unwrap());
-    rules.add_health_check_port(31_999);
+    rules.add_health_check(31_999);
     write_changes(
         &mut rules,
         "addresses, endpoints and a health-check port are added",
@@ -103,7 +101,7 @@ fn any_admission() -> impl Strategy<Value = Option<Admission>> {
         source_ranges: list.and_then(|list| ranges(Family::V4, &list)),
         inside: marked.map(|(mark, here)| inside(mark, here)),
     });
-    // The admission of most frontends, which a ruleset remembers only by its elements.
+    // The admission of most frontends.
     let most = Just(admission(Scope::Internal, TrafficPolicy::Cluster));
     proptest::option::of(prop_oneof![1 => most, 2 => any])
 }
@@ -137,19 +135,17 @@ fn nth_frontend(nth: u8) -> Frontend {
 }
 
 /// Makes exactly the addresses of these frontends service addresses.
-fn follow_addresses(rules: &mut Ruleset, frontends: &BTreeMap<Frontend, Admission>) {
+fn follow_addresses(rules: &mut Rules, frontends: &BTreeMap<Frontend, Admission>) {
     for address in ["10.0.0.1", "10.0.0.2"] {
         let address = address.parse().unwrap();
-        match frontends.keys().any(|it| it.address == address) {
-            true => rules.add_service_address(address),
-            false => rules.remove_service_address(address),
-        }
+        let is_local = frontends.keys().any(|it| it.address == address);
+        rules.set_address(address, is_local);
     }
 }
 
-/// Returns a new ruleset with these frontends.
-fn from_scratch(frontends: &BTreeMap<Frontend, Admission>) -> Ruleset {
-    let mut rules = Ruleset::new(&config(), Some(&node()));
+/// Returns new rules with these frontends.
+fn from_scratch(frontends: &BTreeMap<Frontend, Admission>) -> Rules {
+    let mut rules = Rules::new(config(), Some(node()));
     for (&frontend, admission) in frontends {
         rules.set_frontend(frontend, Some(admission.clone()));
     }
@@ -161,8 +157,8 @@ proptest! {
     /// The commands lead from the table before each step to the table after it.
     #[test]
     fn the_table_depends_on_present_frontends_only(steps in steps()) {
-        let mut rules = Ruleset::new(&config(), Some(&node()));
-        let mut applied = rules.table().clone();
+        let mut rules = Rules::new(config(), Some(node()));
+        let mut applied = rules.table();
         let mut frontends = BTreeMap::new();
         for step in steps {
             for (nth, admission) in step {
@@ -174,14 +170,12 @@ proptest! {
                 };
             }
             follow_addresses(&mut rules, &frontends);
-            rules.release(|_, _| true, |_| true);
-            let new = from_scratch(&frontends);
-            prop_assert_eq!(rules.table(), new.table());
-            prop_assert_eq!(rules.fingerprint(), new.fingerprint());
+            rules.release();
+            prop_assert_eq!(rules.table(), from_scratch(&frontends).table());
             for change in rules.take_commands() {
                 applied.apply(&change);
             }
-            prop_assert_eq!(rules.table(), &applied);
+            prop_assert_eq!(rules.table(), applied.clone());
             prop_assert_eq!(rules.take_commands(), []);
         }
     }
@@ -194,9 +188,9 @@ fn the_kernel_accepts_incremental_changes() {
         let mut runner = TestRunner::deterministic();
         let mut client = RulesClient::open(TABLE).unwrap();
         for _ in 0..20 {
-            let mut rules = Ruleset::new(&config(), Some(&node()));
+            let mut rules = Rules::new(config(), Some(node()));
             let mut frontends = BTreeMap::new();
-            client.replace(rules.table()).unwrap();
+            client.replace(&rules.table()).unwrap();
             for step in steps().new_tree(&mut runner).unwrap().current() {
                 for (nth, admission) in step {
                     let frontend = nth_frontend(nth);
@@ -207,7 +201,7 @@ fn the_kernel_accepts_incremental_changes() {
                     rules.set_frontend(frontend, admission);
                 }
                 follow_addresses(&mut rules, &frontends);
-                rules.release(|_, _| true, |_| true);
+                rules.release();
                 client.apply(&rules.take_commands()).unwrap();
             }
             assert_same(

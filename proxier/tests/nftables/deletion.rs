@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lab::SetOnDrop;
 use lab::net::Cluster;
 use nftables::RulesClient;
-use proxier::testing::filter::{FilterConfig, Ruleset};
+use proxier::testing::filter::FilterConfig;
 use proxier::testing::model::TrafficPolicy::{Cluster as AnyNode, Local};
 use proxier::testing::plan::Scope;
 
-use super::rules::{admission, frontend, modes};
+use super::rules::{Rules, admission, frontend, modes};
 use crate::{TABLE, nft};
 
 /// Counts the packets to the frontend with policy Local, and those of them that our rules marked.
@@ -52,14 +52,14 @@ fn packets_that_pass_meanwhile_meet_all_rules_or_none() {
             local_mode,
             ..FilterConfig::default()
         };
-        let mut rules = Ruleset::new(&config, None);
+        let mut rules = Rules::new(config, None);
         let local = admission(Scope::External, Local);
         rules.set_frontend(frontend("udp 198.51.100.19:53"), Some(local));
         for port in 1..=OTHERS {
             let other = frontend(&format!("udp 198.51.100.12:{port}"));
             rules.set_frontend(other, Some(admission(Scope::External, AnyNode)));
         }
-        let table = rules.table();
+        let table = &rules.table();
         let mut client = RulesClient::open(TABLE).unwrap();
         let is_over = &AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -118,14 +118,14 @@ impl<K: Kernel> Ipvs<K> {
             let addresses = addresses
                 .filter(|address| !planned.machine.has(address))
                 .filter(|address| !desired.addresses.contains_key(address));
-            rules
-                .filter
-                .guard(stale.filter_map(|key| Frontend::of(&key)), addresses);
+            let frontends = stale.filter_map(|key| Frontend::of(&key));
+            rules.filter.guard(wanted, frontends, addresses);
         }
         let rules = self.rules.as_mut()?;
         // Guards that no Op of this round needs: removing them in the same transaction saves a second one.
-        rules.filter.release(&self.state.observed, planned.machine);
-        let written = rules.write(&mut self.kernel, &mut self.ledger, now);
+        let wanted = Wanted::new(planned.desired(), &self.marks);
+        (rules.filter).release(wanted, &self.state.observed, planned.machine);
+        let written = rules.write(&mut self.kernel, wanted, &mut self.ledger, now);
         self.held_back = match rules.filter.is_in_step() {
             true => BTreeSet::new(),
             false => self.hold_back(planned, ops),
@@ -161,12 +161,13 @@ impl<K: Kernel> Ipvs<K> {
     /// Removes the guards of frontends that the Ops deleted. If an Op failed, its guard stays.
     fn loosen_rules(&mut self, planned: Planned<'_>, now: Duration) -> Option<Result<(), Failure>> {
         let rules = self.rules.as_mut()?;
-        let has_released = rules.filter.release(&self.state.observed, planned.machine);
+        let wanted = Wanted::new(planned.desired(), &self.marks);
+        let has_released = (rules.filter).release(wanted, &self.state.observed, planned.machine);
         // After a refused write, the retry writes the whole table, without these guards.
         if !has_released || !rules.filter.is_in_step() {
             return None;
         }
-        rules.write(&mut self.kernel, &mut self.ledger, now)
+        rules.write(&mut self.kernel, wanted, &mut self.ledger, now)
     }
 
     /// Applies the Ops part by part, and learns from each. Adds the outcome of each Op.

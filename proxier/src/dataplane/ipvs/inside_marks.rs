@@ -24,18 +24,20 @@ pub struct InsideMarks {
 
 /// The changes of marks by a change of the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MarkChanges {
+pub struct MarkChanges {
     /// The virtual servers of marks that may differ.
-    pub(crate) servers: BTreeSet<ipvs::ServiceKey>,
-    /// The frontends whose mark may differ.
-    pub(crate) frontends: BTreeSet<Frontend>,
+    pub servers: BTreeSet<ipvs::ServiceKey>,
+    /// The frontends whose mark may differ, each with the virtual server of its earlier mark.
+    pub frontends: BTreeMap<Frontend, Option<ipvs::ServiceKey>>,
 }
 
 impl MarkChanges {
-    /// Adds the changes of `other`.
+    /// Adds the changes of `other`, which came later.
     pub(crate) fn extend(&mut self, other: Self) {
         self.servers.extend(other.servers);
-        self.frontends.extend(other.frontends);
+        for (frontend, before) in other.frontends {
+            self.frontends.entry(frontend).or_insert(before);
+        }
     }
 }
 
@@ -53,6 +55,28 @@ impl InsideMarks {
     /// Returns the first frontend of a mark. All frontends of a mark have the same endpoints for clients inside.
     pub fn first_user(&self, key: &ipvs::ServiceKey) -> Option<&Frontend> {
         self.users.get(key)?.first()
+    }
+
+    /// Returns the frontends with `mark`, of both families.
+    pub(crate) fn users(&self, mark: u32) -> impl Iterator<Item = &Frontend> {
+        let keys = [ipvs::Family::V4, ipvs::Family::V6];
+        let keys = keys.map(|family| ipvs::ServiceKey::Mark { family, mark });
+        let users = keys.into_iter().filter_map(|key| self.users.get(&key));
+        users.flatten()
+    }
+
+    /// Returns every frontend with a mark.
+    pub(crate) fn frontends(&self) -> impl Iterator<Item = &Frontend> {
+        self.frontends.keys()
+    }
+
+    /// Gives a frontend the mark that it is told, for tests of packet rules; `None` takes it away.
+    pub fn assign(&mut self, frontend: Frontend, mark: Option<u32>) -> MarkChanges {
+        let family = frontend.family();
+        let key = mark.map(|mark| ipvs::ServiceKey::Mark { family, mark });
+        let mut changes = MarkChanges::default();
+        self.replace(frontend, key, &mut changes);
+        changes
     }
 
     /// Returns whether `mark` is or was a mark of the Service port ([`Marks::may_be_of`]).
@@ -119,6 +143,15 @@ impl InsideMarks {
             family,
             mark: self.marks.of(&plan.owner, frontend.protocol, family),
         });
+        self.replace(frontend, key, changes);
+    }
+
+    fn replace(
+        &mut self,
+        frontend: Frontend,
+        key: Option<ipvs::ServiceKey>,
+        changes: &mut MarkChanges,
+    ) {
         let before = match key {
             Some(key) => self.frontends.insert(frontend, key),
             None => self.frontends.remove(&frontend),
@@ -128,7 +161,7 @@ impl InsideMarks {
         if before == key {
             return;
         }
-        changes.frontends.insert(frontend);
+        changes.frontends.entry(frontend).or_insert(before);
         if let Some(before) = before
             && let Some(users) = self.users.get_mut(&before)
         {

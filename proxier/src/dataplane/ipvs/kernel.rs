@@ -132,17 +132,17 @@ pub trait Kernel {
     /// If it cannot be read.
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure>;
 
-    /// Applies `commands`, which lead to `table`, to our packet rules in one transaction.
+    /// Applies `commands`, which lead to what `table` returns, to our packet rules in one transaction.
     ///
     /// Commands that do not fit the kernel's rules fail, or lead to [`Kernel::replace_rules`].
-    /// Returns the generation in which the kernel has exactly `table`; `None` if it is unknown.
+    /// Returns the generation in which the kernel has exactly this table; `None` if it is unknown.
     ///
     /// # Errors
     /// If the kernel refuses, or its answer is lost. Its rules are unknown then.
     fn change_rules(
         &mut self,
-        table: &nftables::Table,
         commands: &[nftables::Command],
+        table: &dyn Fn() -> nftables::Table,
     ) -> Result<Option<u32>, Failure>;
 
     /// Reads our packet rules back and changes what differs from `table`.

@@ -10,12 +10,13 @@ use super::state::address_drift;
 use super::{Ipvs, Kernel, KernelParts, Wanted};
 use crate::dataplane::{Failure, Planned};
 use crate::ledger::Owned;
+use crate::plan::{Capabilities, Changed};
 
 impl<K: Kernel> Ipvs<K> {
     /// Reads what the plan depends on, before planning.
     pub(super) fn begin_resync(&mut self, planned: Planned<'_>) -> Result<(), Failure> {
         let before = std::mem::take(&mut self.capabilities);
-        self.capabilities = crate::plan::Capabilities {
+        self.capabilities = Capabilities {
             // Each name is asked for once.
             missing_schedulers: before.missing_schedulers,
             foreign: before.foreign,
@@ -29,7 +30,8 @@ impl<K: Kernel> Ipvs<K> {
         let marks = self.set_mark_key(planned)?;
         if let Some(rules) = &mut self.rules {
             let wanted = Wanted::new(planned.desired(), &self.marks);
-            rules.filter.follow_marks(wanted, &marks);
+            let node = planned.snapshot.node();
+            (rules.filter).follow(wanted, &Changed::default(), &marks, node);
         }
         self.state.pending.virtual_servers.extend(marks.servers);
         Ok(())
@@ -67,9 +69,10 @@ impl<K: Kernel> Ipvs<K> {
     /// Ends the reading of a resync. From now on the observed state can be trusted.
     ///
     /// The packet rules are checked here, because the guards of retired frontends are rules.
-    pub(super) fn end_reading(&mut self) -> Result<(), Failure> {
+    pub(super) fn end_reading(&mut self, planned: Planned<'_>) -> Result<(), Failure> {
         if let Some(rules) = &mut self.rules {
-            rules.check(&mut self.kernel, &self.ledger)?;
+            let wanted = Wanted::new(planned.desired(), &self.marks);
+            rules.check(&mut self.kernel, wanted, &self.ledger)?;
         }
         // A difference in an object that this round changes anyway is no drift: another program need not
         // have caused it.

@@ -46,7 +46,8 @@ impl<K: Kernel> Ipvs<K> {
             }
             self.ledger.retire(key, now, now + drain);
             if let (Some(rules), Some(frontend)) = (&mut self.rules, Frontend::of(&key)) {
-                rules.filter.retire(frontend);
+                let wanted = Wanted::new(planned.desired(), &self.marks);
+                rules.filter.retire(wanted, frontend);
             }
         }
     }

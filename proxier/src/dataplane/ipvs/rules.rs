@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use super::Kernel;
+use super::{Kernel, Wanted};
 use crate::dataplane::Failure;
-use crate::filter::{Filter, FilterConfig, Write};
+use crate::filter::{Content, Filter, FilterConfig};
 use crate::ledger::{Ledger, WrittenRules};
 use crate::timer::Timer;
 
@@ -34,11 +34,12 @@ impl Rules {
     pub(super) fn check(
         &mut self,
         kernel: &mut impl Kernel,
+        wanted: Wanted<'_>,
         ledger: &Ledger,
     ) -> Result<(), Failure> {
         match (kernel.rules_generation()?, ledger.rules()) {
             (Some(generation), Some(written)) if generation == written.generation => {
-                self.filter.trust(written.fingerprint);
+                self.filter.trust(wanted, written.fingerprint);
             }
             _ => self.filter.distrust(),
         }
@@ -51,29 +52,33 @@ impl Rules {
     pub(super) fn write(
         &mut self,
         kernel: &mut impl Kernel,
+        wanted: Wanted<'_>,
         ledger: &mut Ledger,
         now: Duration,
     ) -> Option<Result<(), Failure>> {
         if self.retry.is_waiting(now) {
             return None;
         }
-        let Some(write) = self.filter.pending() else {
+        let Some(write) = self.filter.pending(wanted) else {
             // A resync may find that the kernel has the rules of a write that failed.
             self.retry.reset();
             return None;
         };
-        let written = match write {
-            Write::Commands(commands) => kernel.change_rules(self.filter.table(), &commands),
-            Write::Table => kernel.replace_rules(self.filter.table()),
+        let fingerprint = write.fingerprint;
+        let written = match write.content {
+            Content::Commands(commands) => {
+                kernel.change_rules(&commands, &|| self.filter.table(wanted))
+            }
+            Content::Table(table) => kernel.replace_rules(&table),
         };
         match written {
             Ok(generation) => {
-                self.filter.written();
+                self.filter.written(fingerprint);
                 self.retry.reset();
                 if let Some(generation) = generation {
                     ledger.set_rules(WrittenRules {
                         generation,
-                        fingerprint: self.filter.fingerprint(),
+                        fingerprint,
                     });
                 }
                 Some(Ok(()))

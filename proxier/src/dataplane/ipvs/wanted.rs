@@ -15,11 +15,8 @@ use ipvs_netlink as ipvs;
 use super::InsideMarks;
 use crate::definition::ServerDefinition;
 use crate::frontend::Frontend;
-use crate::model::{Family, Networks, ServicePortName, TrafficPolicy};
-use crate::plan::{
-    Access, Availability, Balancing, Desired, Endpoints, FrontendKind, FrontendPlan, Scope,
-    has_endpoint,
-};
+use crate::model::{Family, ServicePortName};
+use crate::plan::{Balancing, Desired, Endpoints, FrontendKind, FrontendPlan, has_endpoint};
 
 /// The plan in the terms of IPVS.
 #[derive(Clone, Copy, Debug)]
@@ -50,32 +47,6 @@ pub struct KernelParts {
     pub addresses: BTreeSet<IpAddr>,
     /// Whether the carrier is one of the parts.
     pub carrier: bool,
-}
-
-/// The clients that may use a frontend, and the treatment of their packets by rules.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Admission {
-    /// As [`Access::scope`].
-    pub scope: Scope,
-    /// As [`Access::policy`].
-    pub policy: TrafficPolicy,
-    /// As [`Access::endpoints`].
-    pub endpoints: Availability,
-    /// As [`Access::source_ranges`].
-    pub source_ranges: Option<Networks>,
-    /// How clients inside the cluster reach the endpoints of all nodes; `None` if all clients reach the same
-    /// endpoints.
-    pub inside: Option<MarkedClients>,
-}
-
-/// The way of clients inside the cluster at a frontend where they reach other endpoints than clients outside.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct MarkedClients {
-    /// The firewall mark whose virtual server has the endpoints of all nodes.
-    pub mark: u32,
-    /// The addresses of those endpoints that are on this node, in ascending order, each once. Their answers
-    /// return through this node, whoever the client is.
-    pub here: Box<[IpAddr]>,
 }
 
 impl<'a> Wanted<'a> {
@@ -140,31 +111,9 @@ impl<'a> Wanted<'a> {
         self.marks.of(frontend)
     }
 
-    /// Returns the admission of `frontend`, for the packet rules.
-    pub fn admission(self, frontend: &Frontend) -> Option<Admission> {
-        let plan = self.desired.frontends.get(frontend)?;
-        let inside = match self.marks.of(frontend) {
-            Some(ipvs::ServiceKey::Mark { mark, .. }) => {
-                // With policy Local, its own endpoints are those of this node.
-                let here: BTreeSet<IpAddr> = plan.endpoints.iter().map(|it| it.address).collect();
-                let here = here.into_iter().collect();
-                Some(MarkedClients { mark, here })
-            }
-            _ => None,
-        };
-        let Access {
-            scope,
-            policy,
-            endpoints,
-            source_ranges,
-        } = plan.profile.access.clone();
-        Some(Admission {
-            scope,
-            policy,
-            endpoints,
-            source_ranges,
-            inside,
-        })
+    /// Returns the marks of clients inside the cluster.
+    pub(crate) fn marks(self) -> &'a InsideMarks {
+        self.marks
     }
 
     /// Returns the virtual servers that must not exist without packet rules, and their addresses.
@@ -237,15 +186,5 @@ impl<'a> WantedServer<'a> {
     /// Returns whether it has this destination.
     pub fn has_destination(&self, key: &ipvs::DestinationKey) -> bool {
         has_endpoint(self.endpoints, key.address, key.port)
-    }
-}
-
-impl MarkedClients {
-    /// Returns the virtual server of the mark.
-    pub fn key(&self, family: Family) -> ipvs::ServiceKey {
-        ipvs::ServiceKey::Mark {
-            family,
-            mark: self.mark,
-        }
     }
 }

@@ -5,8 +5,7 @@ use std::net::IpAddr;
 
 use super::Footprint;
 use crate::frontend::Frontend;
-use crate::plan::health::HealthCheck;
-use crate::plan::{Desired, FrontendPlan};
+use crate::plan::Desired;
 
 /// The changes of the plan by an update.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,92 +18,67 @@ pub struct Changed {
     pub local_endpoints: BTreeSet<IpAddr>,
     /// Ports of added, removed and changed health checks.
     pub health_checks: BTreeSet<u16>,
+    /// All of these as they were before, without those that did not exist.
+    pub before: Desired,
 }
 
 impl Changed {
     /// Returns the changes from the plan `before` to `after`.
     ///
     /// Puts back the old value of an unchanged frontend, because others share its memory.
-    pub(super) fn between(before: Desired, after: &mut Desired) -> Self {
-        let endpoints = before.local_endpoints;
-        let endpoints = endpoints.symmetric_difference(&after.local_endpoints);
-        let (checks, checks_now) = (&before.health_checks, &after.health_checks);
-        let ports = checks.keys().chain(checks_now.keys());
-        let ports = ports.filter(|port| checks.get(port) != checks_now.get(port));
-        Self {
-            local_endpoints: endpoints.copied().collect(),
-            health_checks: ports.copied().collect(),
-            frontends: differences(before.frontends, &mut after.frontends),
-            addresses: differences(before.addresses, &mut after.addresses),
-        }
+    pub fn between(before: Desired, after: &mut Desired) -> Self {
+        let all = Self {
+            frontends: keys(&before.frontends, &after.frontends),
+            addresses: keys(&before.addresses, &after.addresses),
+            local_endpoints: &before.local_endpoints | &after.local_endpoints,
+            health_checks: keys(&before.health_checks, &after.health_checks),
+            before,
+        };
+        all.compare(after)
     }
 
-    /// Adds the changes of `other`.
+    /// Adds the changes of `other`, which came later.
     pub fn extend(&mut self, other: Self) {
+        let (mut before, earlier) = (other.before, &mut self.before);
+        extend(&mut earlier.frontends, before.frontends, &self.frontends);
+        extend(&mut earlier.addresses, before.addresses, &self.addresses);
+        extend(
+            &mut earlier.health_checks,
+            before.health_checks,
+            &self.health_checks,
+        );
+        (before.local_endpoints).retain(|address| !self.local_endpoints.contains(address));
+        earlier.local_endpoints.append(&mut before.local_endpoints);
         self.frontends.extend(other.frontends);
         self.addresses.extend(other.addresses);
         self.local_endpoints.extend(other.local_endpoints);
         self.health_checks.extend(other.health_checks);
     }
-}
 
-/// Returns the keys of which `before` and `after` have different values. Puts back equal old values.
-fn differences<K: Ord + Copy, V: PartialEq>(
-    before: BTreeMap<K, V>,
-    after: &mut BTreeMap<K, V>,
-) -> BTreeSet<K> {
-    let new = after.keys().filter(|key| !before.contains_key(key));
-    let mut keys: BTreeSet<K> = new.copied().collect();
-    for (key, old) in before {
-        match after.get_mut(&key) {
-            Some(now) if *now == old => *now = old,
-            _ => _ = keys.insert(key),
-        }
-    }
-    keys
-}
-
-/// The touched parts of the plan before an update; `None` if the plan did not have them.
-///
-/// Only the first value of a key is recorded (`or_insert`), because later values are intermediate states
-/// of the same update.
-#[derive(Default)]
-pub(super) struct Previous {
-    pub(super) frontends: BTreeMap<Frontend, Option<FrontendPlan>>,
-    addresses: BTreeMap<IpAddr, Option<LocalAddress>>,
-    local_endpoints: BTreeMap<IpAddr, bool>,
-    pub(super) health_checks: BTreeMap<u16, Option<HealthCheck>>,
-}
-
-/// A planned address. A type of its own, because `Option<Option<IpAddr>>` would hide the difference between
-/// an address without a source and no address.
-#[derive(PartialEq, Eq)]
-struct LocalAddress {
-    source: Option<IpAddr>,
-}
-
-impl LocalAddress {
-    fn new(source: Option<IpAddr>) -> Self {
-        Self { source }
-    }
-}
-
-impl Previous {
-    /// Notes the parts of the plan that a Service with this footprint touches.
+    /// Notes the parts of the plan that a Service with this footprint touches, before they are touched.
+    ///
+    /// Only the first value of a part is noted, because later values are intermediate states of the same update.
     pub(super) fn note(&mut self, desired: &Desired, footprint: &Footprint) {
+        let before = &mut self.before;
         for &frontend in &footprint.frontends {
-            let before = || desired.frontends.get(&frontend).cloned();
-            self.frontends.entry(frontend).or_insert_with(before);
+            if self.frontends.insert(frontend)
+                && let Some(plan) = desired.frontends.get(&frontend)
+            {
+                before.frontends.insert(frontend, plan.clone());
+            }
+        }
+        for &address in &footprint.local_endpoints {
+            if self.local_endpoints.insert(address) && desired.local_endpoints.contains(&address) {
+                before.local_endpoints.insert(address);
+            }
+        }
+        if let Some(port) = footprint.health_port
+            && self.health_checks.insert(port)
+            && let Some(check) = desired.health_checks.get(&port)
+        {
+            before.health_checks.insert(port, check.clone());
         }
         self.note_addresses(desired, footprint.addresses.iter().copied());
-        for &address in &footprint.local_endpoints {
-            let before = || desired.local_endpoints.contains(&address);
-            self.local_endpoints.entry(address).or_insert_with(before);
-        }
-        if let Some(port) = footprint.health_port {
-            let before = || desired.health_checks.get(&port).cloned();
-            self.health_checks.entry(port).or_insert_with(before);
-        }
     }
 
     /// Notes local addresses.
@@ -114,42 +88,62 @@ impl Previous {
         addresses: impl Iterator<Item = IpAddr>,
     ) {
         for address in addresses {
-            let before = || desired.addresses.get(&address).copied();
-            let before = || before().map(LocalAddress::new);
-            self.addresses.entry(address).or_insert_with(before);
+            if self.addresses.insert(address)
+                && let Some(source) = desired.addresses.get(&address)
+            {
+                self.before.addresses.insert(address, *source);
+            }
         }
     }
 
-    /// Returns the parts of the plan that changed.
+    /// Returns the changes among the noted parts of the plan.
     ///
     /// Puts back old values as [`Changed::between`] does.
-    pub(super) fn compare(self, after: &mut Desired) -> Changed {
-        let mut frontends = BTreeSet::new();
-        for (frontend, before) in self.frontends {
-            match (before, after.frontends.get_mut(&frontend)) {
-                (Some(before), Some(now)) if before == *now => *now = before,
-                (None, None) => {}
-                _ => _ = frontends.insert(frontend),
-            }
-        }
-        let addresses = self.addresses.into_iter();
-        Changed {
-            frontends,
-            addresses: addresses
-                .filter(|(address, before)| {
-                    let now = after.addresses.get(address).copied();
-                    *before != now.map(LocalAddress::new)
-                })
-                .map(|(address, _)| address)
-                .collect(),
-            local_endpoints: (self.local_endpoints.into_iter())
-                .filter(|(address, before)| *before != after.local_endpoints.contains(address))
-                .map(|(address, _)| address)
-                .collect(),
-            health_checks: (self.health_checks.into_iter())
-                .filter(|(port, before)| before.as_ref() != after.health_checks.get(port))
-                .map(|(port, _)| port)
-                .collect(),
-        }
+    pub(super) fn compare(mut self, after: &mut Desired) -> Self {
+        let before = &mut self.before;
+        drop_equal(
+            &mut self.frontends,
+            &mut before.frontends,
+            &mut after.frontends,
+        );
+        drop_equal(
+            &mut self.addresses,
+            &mut before.addresses,
+            &mut after.addresses,
+        );
+        drop_equal(
+            &mut self.health_checks,
+            &mut before.health_checks,
+            &mut after.health_checks,
+        );
+        let (old, new) = (&mut before.local_endpoints, &after.local_endpoints);
+        (self.local_endpoints).retain(|address| old.contains(address) != new.contains(address));
+        old.retain(|address| !new.contains(address));
+        self
     }
+}
+
+fn keys<K: Ord + Copy, V>(before: &BTreeMap<K, V>, after: &BTreeMap<K, V>) -> BTreeSet<K> {
+    before.keys().chain(after.keys()).copied().collect()
+}
+
+/// Adds old values, except those of parts that had changed already.
+fn extend<K: Ord, V>(earlier: &mut BTreeMap<K, V>, old: BTreeMap<K, V>, changed: &BTreeSet<K>) {
+    earlier.extend(old.into_iter().filter(|(key, _)| !changed.contains(key)));
+}
+
+/// Drops the keys with equal values. Puts back these old values.
+fn drop_equal<K: Ord, V: PartialEq>(
+    keys: &mut BTreeSet<K>,
+    before: &mut BTreeMap<K, V>,
+    after: &mut BTreeMap<K, V>,
+) {
+    keys.retain(|key| {
+        let now = after.get_mut(key);
+        let differs = before.get(key) != now.as_deref();
+        if !differs && let (Some(old), Some(now)) = (before.remove(key), now) {
+            *now = old;
+        }
+        differs
+    });
 }

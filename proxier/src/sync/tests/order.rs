@@ -48,7 +48,7 @@ fn a_frontend_that_cannot_be_deleted_delays_no_other() {
     assert_eq!(proxier.dataplane.kernel.state.addresses.len(), 1);
     assert_guarded(&proxier);
     let addresses = &proxier.dataplane.kernel.rules.as_ref().unwrap().sets["service-addresses-4"];
-    assert_eq!(addresses.len(), 1);
+    assert_eq!(addresses.elements().count(), 1);
     assert_removed(&mut proxier, 2 * START);
 }
 
