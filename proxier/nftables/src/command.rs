@@ -3,10 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::elements::Element;
 use crate::key::Key;
 use crate::rule::Rule;
-use crate::set::Set;
+use crate::set::{Element, Set};
 use crate::table::Hook;
 
 /// A command that changes a table.

@@ -12,13 +12,12 @@ use netlink::attr::{Attribute, Writer, find};
 use netlink::transport::Transport;
 use rustix::io::Errno;
 
-use crate::elements::Element;
 use crate::expression::read_verdict;
 use crate::hash;
 use crate::key::Key;
 use crate::message::{contents, message_type};
 use crate::rule::Rule;
-use crate::set::{Set, SetKind};
+use crate::set::{Element, Set, SetKind};
 use crate::sys::*;
 use crate::table::{Chain, Table};
 
@@ -226,7 +225,7 @@ impl Reader<'_> {
                 let list = find(contents(message.payload), NFTA_SET_ELEM_LIST_ELEMENTS)?;
                 for element in list.iter().flat_map(Attribute::nested) {
                     match (read_element(&element?, set)?, &mut *found) {
-                        (Some(element), Some(found)) => drop(found.insert(element)),
+                        (Some(element), Some(found)) => found.insert(element),
                         _ => *found = None,
                     }
                 }

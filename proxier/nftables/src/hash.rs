@@ -9,12 +9,11 @@ use netlink::attr::Writer;
 use netlink::batch::Batch;
 
 use crate::anonymous::anonymous_sets;
-use crate::elements::Element;
 use crate::expression::write_rule;
 use crate::key::Key;
 use crate::message::{write_chain, write_element, write_set};
 use crate::rule::{Rule, Verdict};
-use crate::set::Set;
+use crate::set::{Element, Set};
 use crate::sys::*;
 use crate::table::{Chain, Table};
 use net::stable_hash::{fnv1a, mix};

@@ -1,85 +1,36 @@
 //! Keys of sets and maps.
 
 use std::fmt;
-use std::net::IpAddr;
 
 use smallvec::SmallVec;
 
 use crate::value::{KeyBytes, KeyType, Value};
-use net::Protocol;
 
 /// A key: one value, or several concatenated.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(KeyForm);
-
-/// The form of a key.
-///
-/// A large cluster has hundreds of thousands of keys, nearly all of the first two forms. They need no memory of
-/// their own. Equal keys have equal forms, because only [`Key::new`] chooses the form.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum KeyForm {
-    One(Value),
-    Frontend(IpAddr, Protocol, u16),
-    Many(Box<[Value]>),
-}
+pub struct Key(SmallVec<[Value; 1]>);
 
 impl Key {
     /// Returns the key with these parts.
     pub fn new(parts: impl IntoIterator<Item = Value>) -> Self {
-        let mut parts = parts.into_iter();
-        let (first, second, third, fourth) =
-            (parts.next(), parts.next(), parts.next(), parts.next());
-        Self(match (first, second, third, fourth) {
-            (Some(only), None, ..) => KeyForm::One(only),
-            (
-                Some(Value::V4(address)),
-                Some(Value::Protocol(protocol)),
-                Some(Value::Port(port)),
-                None,
-            ) => KeyForm::Frontend(address.into(), protocol, port),
-            (
-                Some(Value::V6(address)),
-                Some(Value::Protocol(protocol)),
-                Some(Value::Port(port)),
-                None,
-            ) => KeyForm::Frontend(address.into(), protocol, port),
-            _ => {
-                let all = [first, second, third, fourth];
-                KeyForm::Many(all.into_iter().flatten().chain(parts).collect())
-            }
-        })
-    }
-
-    /// Returns its parts.
-    fn parts(&self) -> impl Iterator<Item = Value> + '_ {
-        let (few, many): ([Option<Value>; 3], &[Value]) = match &self.0 {
-            KeyForm::One(only) => ([Some(*only), None, None], &[]),
-            KeyForm::Frontend(address, protocol, port) => {
-                let (protocol, port) = (Value::Protocol(*protocol), Value::Port(*port));
-                ([Some((*address).into()), Some(protocol), Some(port)], &[])
-            }
-            KeyForm::Many(all) => ([None; 3], all),
-        };
-        few.into_iter().flatten().chain(many.iter().copied())
+        Self(parts.into_iter().collect())
     }
 
     /// Returns its bytes. In a concatenation, each part is padded to a multiple of 4.
     pub(crate) fn encode(&self) -> KeyBytes {
         let mut bytes = KeyBytes::new();
-        if let KeyForm::One(only) = self.0 {
-            only.encode(&mut bytes);
-            return bytes;
-        }
-        for part in self.parts() {
+        for part in &self.0 {
             part.encode(&mut bytes);
-            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            if self.0.len() > 1 {
+                bytes.resize(bytes.len().next_multiple_of(4), 0);
+            }
         }
         bytes
     }
 
     /// Returns the key with these types and bytes; `None` if no key has them.
     pub(crate) fn decode(types: &[KeyType], mut bytes: &[u8]) -> Option<Self> {
-        let mut parts = SmallVec::<[Value; 3]>::new();
+        let mut parts = SmallVec::new();
         for part in types {
             let (value, rest) = bytes.split_at_checked(part.length())?;
             parts.push(Value::decode(*part, value)?);
@@ -89,13 +40,13 @@ impl Key {
             };
             bytes = rest.get(padding..)?;
         }
-        bytes.is_empty().then(|| Self::new(parts))
+        bytes.is_empty().then_some(Self(parts))
     }
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, part) in self.parts().enumerate() {
+        for (index, part) in self.0.iter().enumerate() {
             if index > 0 {
                 f.write_str(" . ")?;
             }
@@ -107,37 +58,25 @@ impl fmt::Display for Key {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
-
-    const FRONTEND: [Value; 3] = [
-        Value::V4(std::net::Ipv4Addr::new(10, 96, 0, 1)),
-        Value::Protocol(Protocol::Udp),
-        Value::Port(53),
-    ];
+    use net::{Family, Protocol};
 
     #[test]
-    fn a_key_keeps_its_parts_in_every_form() {
-        let v6 = Value::V6(std::net::Ipv6Addr::LOCALHOST);
-        for parts in [
-            &FRONTEND[..1],
-            &FRONTEND[..2],
-            &FRONTEND,
-            &[v6, FRONTEND[1], FRONTEND[2]],
-            &[FRONTEND[2], FRONTEND[1], FRONTEND[0]],
-            &[FRONTEND[0], FRONTEND[1], FRONTEND[2], v6],
-            &[FRONTEND[0], FRONTEND[1], FRONTEND[2], v6, v6],
-        ] {
-            let key = Key::new(parts.iter().copied());
-            assert!(key.parts().eq(parts.iter().copied()), "{key}");
-        }
-    }
-
-    #[test]
-    fn the_key_of_a_frontend_needs_no_memory_of_its_own() {
-        let key = Key::new(FRONTEND);
-        assert!(matches!(key.0, KeyForm::Frontend(..)), "{key}");
+    fn the_parts_of_a_concatenation_are_padded() {
+        let address = Value::V4(Ipv4Addr::new(10, 96, 0, 1));
+        let key = Key::new([address, Value::Protocol(Protocol::Udp), Value::Port(53)]);
         assert_eq!(key.to_string(), "10.96.0.1 . udp . 53");
         assert_eq!(key.encode()[..], [10, 96, 0, 1, 17, 0, 0, 0, 0, 53, 0, 0]);
-        assert!(size_of::<Key>() <= 24);
+        let types = [
+            KeyType::Address(Family::V4),
+            KeyType::Protocol,
+            KeyType::Port,
+        ];
+        assert_eq!(Key::decode(&types, &key.encode()), Some(key));
+        let only = Key::new([Value::Port(53)]);
+        assert_eq!(only.encode()[..], [0, 53]);
+        assert_eq!(Key::decode(&types[2..], &only.encode()), Some(only));
     }
 }

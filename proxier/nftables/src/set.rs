@@ -1,11 +1,12 @@
 //! Sets and maps.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::elements::{Element, Elements};
 use crate::key::Key;
+use crate::rule::Verdict;
 use crate::sys::*;
 use crate::value::KeyType;
 
@@ -23,7 +24,32 @@ pub struct Set {
     /// The data of its elements.
     pub kind: SetKind,
     /// Empty if packets add the elements ([`SetKind::Learned`]).
-    elements: Elements,
+    elements: BTreeMap<Key, Option<Verdict>>,
+}
+
+/// An element of a set or of a verdict map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Element {
+    /// Its key.
+    pub key: Key,
+    /// Its verdict; `None` in a set.
+    pub verdict: Option<Verdict>,
+}
+
+/// An element of a set, which has no verdict.
+impl From<Key> for Element {
+    fn from(key: Key) -> Self {
+        Self { key, verdict: None }
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.verdict {
+            Some(verdict) => write!(f, "{} : {verdict}", self.key),
+            None => write!(f, "{}", self.key),
+        }
+    }
 }
 
 /// The data that the elements of a set have.
@@ -70,12 +96,11 @@ impl SetKind {
 impl Set {
     /// Returns a set or map without elements.
     pub fn new(name: impl Into<Arc<str>>, key: impl Into<Box<[KeyType]>>, kind: SetKind) -> Self {
-        let key = key.into();
         Self {
             name: name.into(),
-            elements: Elements::new(kind, &key),
-            key,
+            key: key.into(),
             kind,
+            elements: BTreeMap::new(),
         }
     }
 
@@ -84,55 +109,44 @@ impl Set {
         Self::new(self.name.clone(), self.key.clone(), self.kind)
     }
 
-    /// Returns the number of elements.
-    pub fn len(&self) -> usize {
-        self.elements.len()
-    }
-
     /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.elements.is_empty()
     }
 
     /// Returns whether an element has this key.
     pub fn contains(&self, key: &Key) -> bool {
-        self.elements.has_key(key)
+        self.elements.contains_key(key)
     }
 
-    /// Returns the element with this key.
-    pub fn get(&self, key: Key) -> Option<Element> {
-        self.elements.get(key)
+    /// Adds an element, or replaces the element with the same key.
+    pub fn insert(&mut self, element: Element) {
+        self.elements.insert(element.key, element.verdict);
     }
 
-    /// Adds an element. Returns the element with the same key that it replaces.
-    pub fn insert(&mut self, element: Element) -> Option<Element> {
-        self.elements.insert(element)
+    /// Removes the element with this key.
+    pub fn remove(&mut self, key: &Key) {
+        self.elements.remove(key);
     }
 
-    /// Removes and returns the element with this key.
-    pub fn remove(&mut self, key: Key) -> Option<Element> {
-        self.elements.remove(key)
-    }
-
-    /// Returns the elements in the order of their keys' bytes.
+    /// Returns the elements in the order of their keys.
     pub fn elements(&self) -> impl Iterator<Item = Element> + '_ {
-        self.elements.missing_in(None, &self.key)
+        self.missing_in(None)
     }
 
     /// Returns the elements that `other` lacks or has with other verdicts; all if there is no other set.
-    ///
-    /// The keys of both sets have the same types.
     pub(crate) fn missing_in<'a>(
         &'a self,
         other: Option<&'a Self>,
     ) -> impl Iterator<Item = Element> + 'a {
         let other = other.map(|other| &other.elements);
-        self.elements.missing_in(other, &self.key)
-    }
-
-    /// Frees the memory that the growth of the set left unused.
-    pub fn pack(&mut self) {
-        self.elements.pack();
+        let missing = self.elements.iter().filter(move |(key, verdict)| {
+            other.is_none_or(|other| other.get(key) != Some(*verdict))
+        });
+        missing.map(|(key, verdict)| Element {
+            key: key.clone(),
+            verdict: verdict.clone(),
+        })
     }
 
     /// Returns whether `other` has the same name, key types and kind.

@@ -283,7 +283,7 @@ impl Table {
             }
             Command::DeleteElement(set, key) => {
                 if let Some(set) = self.sets.get_mut(set) {
-                    set.remove(key.clone());
+                    set.remove(key);
                 }
             }
             Command::AddChain(name, hook) => self.add_chain(Chain {

@@ -28,7 +28,7 @@ impl Filter {
     ) {
         let admission = view.admission(frontend);
         let own = admission.and_then(|it| guard(frontend, it.access, &self.node));
-        if let Some(guard) = own.as_ref().or(self.guards.frontends.get(frontend)) {
+        if let Some(guard) = own.as_ref().or_else(|| self.guards.frontends.get(frontend)) {
             guard.parts.iter().for_each(|part| add(part.clone()));
         }
         let Some(Admission { access, mark, here }) = admission else {
