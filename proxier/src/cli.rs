@@ -29,6 +29,7 @@ mod cleanup_command;
 pub(crate) mod config;
 mod config_file;
 mod dataplane_flags;
+mod empty_kernel;
 mod foreign_chain_flags;
 mod logging;
 mod packet_flags;

@@ -1,7 +1,7 @@
 //! What serves the plan, behind a trait.
 //!
 //! * [`ipvs`]: IPVS, routes and packet rules. Its [`ipvs::Kernel`] is a real kernel ([`linux`]), one in memory
-//!   ([`fake`]), a relay in this process instead of IPVS ([`userspace`]), or a real kernel with a relay for loopback
+//!   (`fake`, for tests), a relay in this process instead of IPVS ([`userspace`]), or a real kernel with a relay for loopback
 //!   addresses ([`companion`]).
 
 use std::collections::BTreeSet;
@@ -17,6 +17,7 @@ use crate::store::{Snapshot, Touched};
 
 pub(crate) mod answer_path;
 pub(crate) mod companion;
+#[cfg(any(test, feature = "kernel-in-memory"))]
 pub(crate) mod fake;
 pub(crate) mod ipvs;
 pub(crate) mod linux;

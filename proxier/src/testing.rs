@@ -47,6 +47,7 @@ pub mod dataplane {
         };
     }
 
+    #[cfg(any(test, feature = "kernel-in-memory"))]
     pub mod fake {
         //! A kernel in memory.
         pub use crate::dataplane::fake::{FakeKernel, Fault};

@@ -8,10 +8,10 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::dataplane_flags::DataplaneKind;
+use super::empty_kernel::EmptyKernel;
 use super::{NodeFlags, Setup, StateFlags, json, print};
 use crate::clock;
 use crate::daemon::{Daemon, Periods, QUEUE_LENGTH};
-use crate::dataplane::fake::FakeKernel;
 use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::explain::report::{self, JsonChanges, JsonFindings, JsonReport, NamedOp};
 use crate::explain::shadow::{Compared, Comparison};
@@ -104,7 +104,7 @@ impl Flags {
             Against::Empty => {
                 // An empty kernel has no virtual server that a ledger could name.
                 let ledger = LedgerFile::new("/nonexistent");
-                let mut proxier = self.proxier(&setup, FakeKernel::default(), ledger)?;
+                let mut proxier = self.proxier(&setup, EmptyKernel::default(), ledger)?;
                 // Node ports and preferred sources need addresses of the machine. Those of the Node object
                 // replace them.
                 let node = proxier.snapshot().node();

@@ -1,4 +1,4 @@
-//! A kernel in memory, for tests and for `plan --against empty`.
+//! A kernel in memory, for tests and `bench`.
 //!
 //! It returns the same results as a real one (`tests/conformance.rs` compares them), counts requests,
 //! and has the faults that a test sets ([`Fault`]).

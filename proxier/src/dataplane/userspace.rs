@@ -18,8 +18,8 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use rapidhash::RapidHashSet;
 use relay::{
-    AffinityRoom, EndpointPool, Handling, InsideClients, Listening, OpenError, Relay, RelayLimits,
-    Route, kernel_schedulers,
+    AffinityRoom, EndpointPool, Handling, InsideClients, Listening, Relay, RelayLimits, Route,
+    kernel_schedulers,
 };
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
@@ -30,7 +30,6 @@ use super::ipvs::Wanted;
 use super::ipvs::{Kernel, Portion};
 use super::linux::AddressTable;
 use super::{Failure, Outcome};
-use crate::conntrack::{Stale, Swept};
 use crate::frontend::Frontend;
 use crate::marks::MarkKey;
 use crate::model::Protocol;
@@ -87,7 +86,8 @@ impl Userspace {
     /// # Errors
     /// If threads or sockets cannot be created.
     pub fn start(limits: RelayLimits, inside: InsideClients) -> Result<Self, Failure> {
-        let relay = Relay::start(limits).map_err(|error| failure(&error, "starting the relay"))?;
+        let relay =
+            Relay::start(limits).map_err(|error| io_failure(&error, "starting the relay"))?;
         let is_privileged = has_net_admin();
         // A kernel without nfnetlink refuses the socket. Then endpoints see this node's address,
         // and all else works.
@@ -184,7 +184,7 @@ impl Userspace {
                 // added yet, `apply` updates the route when it is.
                 let route = self.route(&service.key, &pool);
                 let opened = self.relay.open(transport, frontend.socket(), route);
-                let opened = opened.map_err(|error| unopened(&error, op))?;
+                let opened = opened.map_err(|error| failure(Some(error.errno()), error, op))?;
                 self.announce_limit();
                 Some(opened)
             }
@@ -226,20 +226,16 @@ impl Userspace {
         if self.is_privileged {
             // Only now, because relays that serve loopback addresses do not disturb each other.
             if self.namespace.is_none() {
-                let acquired = NamespaceLock::acquire().map_err(|held| Failure {
-                    errno: Some(Errno::BUSY),
-                    message: format!("{op}: {held}"),
-                });
+                let acquired = NamespaceLock::acquire();
+                let acquired = acquired.map_err(|held| failure(Some(Errno::BUSY), held, op));
                 self.namespace = Some(acquired?);
             }
             return self.machine.apply(op);
         }
         let is_needed = !matches!(op, Op::DeleteAddress(_));
         if is_needed && !self.machine.read_machine()?.has(&address) {
-            return Err(Failure {
-                errno: Some(Errno::ADDRNOTAVAIL),
-                message: format!("{op}: only a process with CAP_NET_ADMIN can make it local"),
-            });
+            let error = "only a process with CAP_NET_ADMIN can make it local";
+            return Err(failure(Some(Errno::ADDRNOTAVAIL), error, op));
         }
         Ok(())
     }
@@ -264,11 +260,8 @@ impl Userspace {
             return Ok(());
         };
         let route = self.route(key, &server.pool);
-        match self
-            .servers
-            .get_mut(key)
-            .and_then(|server| server.listening.as_mut())
-        {
+        let server = self.servers.get_mut(key);
+        match server.and_then(|server| server.listening.as_mut()) {
             Some(listening) => self.relay.set_route(listening, route),
             None => Ok(()),
         }
@@ -405,7 +398,7 @@ impl Kernel for Userspace {
                     // A new or deleted pool changes the routes that lead to it.
                     let users = self.terms.users(&key);
                     let updated = users.into_iter().try_for_each(|user| self.update(&user));
-                    outcome = updated.map_err(|error| failure(&error, op));
+                    outcome = updated.map_err(|error| io_failure(&error, op));
                 }
             }
             outcomes.push(outcome.map_err(Box::new));
@@ -418,32 +411,6 @@ impl Kernel for Userspace {
         let mut known = self.schedulers.names();
         Ok(Some(known.any(|known| known == name.as_str())))
     }
-
-    // A process that filters connections itself has no packet rules and no flows in the kernel.
-
-    fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
-        Ok(None)
-    }
-
-    fn change_rules(
-        &mut self,
-        _: &[nftables::Command],
-        _: &dyn Fn() -> nftables::Table,
-    ) -> Result<Option<u32>, Failure> {
-        Ok(None)
-    }
-
-    fn replace_rules(&mut self, _: &nftables::Table) -> Result<Option<u32>, Failure> {
-        Ok(None)
-    }
-
-    fn delete_rules(&mut self) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    fn sweep_flows(&mut self, _: &Stale) -> Result<Swept, Failure> {
-        Ok(Swept::default())
-    }
 }
 
 /// Returns whether this thread has CAP_NET_ADMIN.
@@ -452,25 +419,22 @@ fn has_net_admin() -> bool {
     sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN))
 }
 
-fn failure(error: &std::io::Error, doing: impl std::fmt::Display) -> Failure {
+/// Returns the failure of `doing`. A pool and a listener refuse with the error numbers of IPVS and of the kernel.
+fn failure(
+    errno: Option<Errno>,
+    error: impl std::fmt::Display,
+    doing: impl std::fmt::Display,
+) -> Failure {
     Failure {
-        errno: Errno::from_io_error(error),
+        errno,
         message: format!("{doing}: {error}"),
     }
 }
 
-/// The failure to open a frontend.
-fn unopened(error: &OpenError, op: &Op) -> Failure {
-    Failure {
-        errno: Some(error.errno()),
-        message: format!("{op}: {error}"),
-    }
+fn io_failure(error: &std::io::Error, doing: impl std::fmt::Display) -> Failure {
+    failure(Errno::from_io_error(error), error, doing)
 }
 
-/// The failure of a change that a pool refuses, with the error number that IPVS would return.
 fn refused(error: &relay::PoolError, op: &Op) -> Failure {
-    Failure {
-        errno: Some(error.errno()),
-        message: format!("{op}: {error}"),
-    }
+    failure(Some(error.errno()), error, op)
 }

@@ -1,0 +1,62 @@
+//! The kernel of `plan --against empty`.
+
+use ipvs_netlink::{SchedulerName, ServiceKey};
+use schedulers::Registry;
+
+use crate::dataplane::ipvs::{Kernel, Portion};
+use crate::dataplane::{Failure, Outcome};
+use crate::marks::MarkKey;
+use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
+use crate::op::Op;
+use crate::plan::Machine;
+use crate::split_map::SplitMap;
+
+/// A kernel without virtual servers, service addresses and packet rules, which changes nothing.
+#[derive(Debug, Default)]
+pub(super) struct EmptyKernel {
+    pub(super) machine: Machine,
+}
+
+impl Kernel for EmptyKernel {
+    fn machine(&mut self) -> Result<Machine, Failure> {
+        Ok(self.machine.clone())
+    }
+
+    fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {
+        Ok(MarkKey::default())
+    }
+
+    fn virtual_servers(
+        &mut self,
+        _: &mut dyn Iterator<Item = ServiceKey>,
+        _: &mut dyn FnMut(CountedServer),
+    ) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn shows_virtual_servers(
+        &mut self,
+        expected: &SplitMap<ServiceKey, ObservedServer>,
+        _: Portion,
+    ) -> bool {
+        expected.is_empty()
+    }
+
+    fn virtual_server(&mut self, _: &ServiceKey) -> Result<Option<CountedServer>, Failure> {
+        Ok(None)
+    }
+
+    fn addresses(&mut self) -> Result<LocalAddresses, Failure> {
+        Ok(LocalAddresses::default())
+    }
+
+    fn has_scheduler(&mut self, name: SchedulerName) -> Result<Option<bool>, Failure> {
+        let registry = Registry::kernel();
+        let mut known = registry.names();
+        Ok(Some(known.any(|known| known == name.as_str())))
+    }
+
+    fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        vec![Ok(()); ops.len()]
+    }
+}
