@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
-use serde_json::Value;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use super::population::Population;
 use own::OwnApi;
@@ -51,7 +51,7 @@ pub(crate) trait Api {
     fn fill(&mut self, population: &Population, progress: &dyn Fn(u32)) -> anyhow::Result<()>;
 
     /// Replaces an object.
-    fn replace(&mut self, object: Value) -> anyhow::Result<()>;
+    fn replace(&mut self, slice: EndpointSlice) -> anyhow::Result<()>;
 
     /// Writes a kubeconfig file of this server into `folder`; returns its path.
     fn kubeconfig(&self, folder: &Path) -> anyhow::Result<PathBuf>;

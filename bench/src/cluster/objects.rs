@@ -1,8 +1,19 @@
-//! API objects of a generated cluster as JSON, with the fields that a real API server sends.
+//! API objects of a generated cluster, with the fields that a real API server sends.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use serde_json::{Value, json};
+use k8s_openapi::api::core::v1::{
+    LoadBalancerStatus, Node, NodeAddress, NodeSpec, NodeStatus, ObjectReference, Service,
+    ServicePort, ServiceSpec, ServiceStatus,
+};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    ManagedFieldsEntry, ObjectMeta, OwnerReference, Time,
+};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::json;
 
 /// The node of the measured proxy.
 pub(crate) const NODE: &str = "node-17";
@@ -16,6 +27,9 @@ const PER_NAMESPACE: u32 = 100;
 /// The most endpoints of a slice, as Kubernetes' controller fills them.
 pub(crate) const PER_SLICE: usize = 100;
 
+/// When all objects were created: the beginning of 2026.
+const CREATED: Timestamp = Timestamp::constant(1_767_225_600, 0);
+
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
@@ -24,7 +38,14 @@ pub(crate) enum Family {
 }
 
 impl Family {
-    fn name(self) -> &'static str {
+    pub(crate) fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
             Self::V6 => "IPv6",
@@ -80,109 +101,168 @@ fn ipv6(subnet: u16, host: u32) -> IpAddr {
     Ipv6Addr::from(prefix.to_bits() | u128::from(host)).into()
 }
 
-/// Returns Service number `number` as JSON.
-pub(crate) fn service(number: u32, families: &[Family], node_port: Option<u16>) -> Value {
+/// Returns Service number `number`.
+pub(crate) fn service(number: u32, families: &[Family], node_port: Option<u16>) -> Service {
     let name = name(number);
+    let labels = BTreeMap::from([("app.kubernetes.io/name".to_owned(), name.clone())]);
     let ips: Vec<IpAddr> = families.iter().map(|it| it.cluster_ip(number)).collect();
-    let names: Vec<&str> = families.iter().map(|it| it.name()).collect();
-    let mut service = json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": name,
-            "namespace": namespace(number),
-            "uid": uid(1, number),
-            "creationTimestamp": "2026-01-01T00:00:00Z",
-            "labels": {"app.kubernetes.io/name": name},
-            "managedFields": managed_fields("kubectl", "f:spec"),
+    let (policy, kind) = (
+        if ips.len() > 1 {
+            "RequireDualStack"
+        } else {
+            "SingleStack"
         },
-        "spec": {
-            "type": "ClusterIP",
-            "clusterIP": ips[0],
-            "clusterIPs": ips,
-            "ipFamilies": names,
-            "ipFamilyPolicy": if ips.len() > 1 { "RequireDualStack" } else { "SingleStack" },
-            "internalTrafficPolicy": "Cluster",
-            "sessionAffinity": "None",
-            "selector": {"app.kubernetes.io/name": name},
-            "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}],
+        if node_port.is_some() {
+            "NodePort"
+        } else {
+            "ClusterIP"
         },
-        "status": {"loadBalancer": {}},
-    });
-    if let Some(port) = node_port {
-        service["spec"]["type"] = json!("NodePort");
-        service["spec"]["externalTrafficPolicy"] = json!("Cluster");
-        service["spec"]["ports"][0]["nodePort"] = json!(port);
+    );
+    let spec = service_spec(&ips, "http", 80, 8080);
+    let port = |port| ServicePort {
+        node_port: node_port.map(i32::from),
+        ..port
+    };
+    Service {
+        metadata: ObjectMeta {
+            labels: Some(labels.clone()),
+            managed_fields: managed_fields("kubectl", "f:spec"),
+            ..metadata(number, name, 1)
+        },
+        spec: Some(ServiceSpec {
+            type_: Some(kind.into()),
+            ip_family_policy: Some(policy.into()),
+            external_traffic_policy: node_port.map(|_| "Cluster".into()),
+            selector: Some(labels),
+            ports: spec
+                .ports
+                .map(|ports| ports.into_iter().map(port).collect()),
+            ..spec
+        }),
+        status: Some(ServiceStatus {
+            load_balancer: Some(LoadBalancerStatus::default()),
+            ..ServiceStatus::default()
+        }),
     }
-    service
+}
+
+/// Returns the `spec` of a Service with these cluster IPs and one port.
+pub(crate) fn service_spec(ips: &[IpAddr], name: &str, port: i32, target: i32) -> ServiceSpec {
+    let texts = ips.iter().map(IpAddr::to_string).collect();
+    let families = ips
+        .iter()
+        .map(|&ip| Family::of(ip).name().to_owned())
+        .collect();
+    ServiceSpec {
+        type_: Some("ClusterIP".into()),
+        cluster_ip: ips.first().map(IpAddr::to_string),
+        cluster_ips: Some(texts),
+        ip_families: Some(families),
+        internal_traffic_policy: Some("Cluster".into()),
+        session_affinity: Some("None".into()),
+        ports: Some(vec![ServicePort {
+            name: Some(name.into()),
+            protocol: Some("TCP".into()),
+            port,
+            target_port: Some(IntOrString::Int(target)),
+            ..ServicePort::default()
+        }]),
+        ..ServiceSpec::default()
+    }
 }
 
 /// Returns the EndpointSlice called `slice` of Service `number` with these Pods.
-pub(crate) fn slice(number: u32, slice: &str, family: Family, pods: &[u32]) -> Value {
+pub(crate) fn slice(number: u32, slice: &str, family: Family, pods: &[u32]) -> EndpointSlice {
     let name = name(number);
-    let endpoints: Vec<Value> = pods
-        .iter()
-        .map(|&pod| endpoint(number, family, pod))
-        .collect();
-    json!({
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "name": slice,
-            "generateName": format!("{name}-"),
-            "namespace": namespace(number),
-            "uid": uid(2, number),
-            "creationTimestamp": "2026-01-01T00:00:00Z",
-            "labels": {
-                "app.kubernetes.io/name": name,
-                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
-                "kubernetes.io/service-name": name,
-            },
-            "ownerReferences": [{
-                "apiVersion": "v1",
-                "kind": "Service",
-                "name": name,
-                "uid": uid(1, number),
-                "controller": true,
-                "blockOwnerDeletion": true,
-            }],
-            "managedFields": managed_fields("kube-controller-manager", "f:endpoints"),
+    let labels = [
+        ("app.kubernetes.io/name", &*name),
+        (
+            "endpointslice.kubernetes.io/managed-by",
+            "endpointslice-controller.k8s.io",
+        ),
+        ("kubernetes.io/service-name", &*name),
+    ];
+    let labels = labels.map(|(label, value)| (label.to_owned(), value.to_owned()));
+    let endpoints = pods.iter().map(|&pod| endpoint(number, family, pod));
+    EndpointSlice {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{name}-")),
+            labels: Some(labels.into()),
+            owner_references: Some(vec![OwnerReference {
+                api_version: "v1".into(),
+                kind: "Service".into(),
+                name,
+                uid: uid(1, number),
+                controller: Some(true),
+                block_owner_deletion: Some(true),
+            }]),
+            managed_fields: managed_fields("kube-controller-manager", "f:endpoints"),
+            ..metadata(number, slice.to_owned(), 2)
         },
-        "addressType": family.name(),
-        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
-        "endpoints": endpoints,
-    })
+        address_type: family.name().into(),
+        ports: Some(vec![slice_port("http", 8080)]),
+        endpoints: endpoints.collect(),
+    }
 }
 
-fn endpoint(service: u32, family: Family, pod: u32) -> Value {
+/// Returns a TCP port of an EndpointSlice.
+pub(crate) fn slice_port(name: &str, port: i32) -> EndpointPort {
+    EndpointPort {
+        name: Some(name.into()),
+        protocol: Some("TCP".into()),
+        port: Some(port),
+        app_protocol: None,
+    }
+}
+
+fn endpoint(service: u32, family: Family, pod: u32) -> Endpoint {
     let node = node_of(pod);
-    json!({
-        "addresses": [family.pod_address(pod)],
-        "conditions": {"ready": true, "serving": true, "terminating": false},
-        "nodeName": format!("node-{node}"),
-        "zone": format!("zone-{}", node % 3),
-        "targetRef": {
-            "kind": "Pod",
-            "namespace": namespace(service),
-            "name": format!("{}-6f9c8d7b5-{pod:05}", name(service)),
-            "uid": uid(3, pod),
-        },
-    })
+    Endpoint {
+        addresses: vec![family.pod_address(pod).to_string()],
+        conditions: Some(EndpointConditions {
+            ready: Some(true),
+            serving: Some(true),
+            terminating: Some(false),
+        }),
+        node_name: Some(format!("node-{node}")),
+        zone: Some(format!("zone-{}", node % 3)),
+        target_ref: Some(ObjectReference {
+            kind: Some("Pod".into()),
+            namespace: Some(namespace(service)),
+            name: Some(format!("{}-6f9c8d7b5-{pod:05}", name(service))),
+            uid: Some(uid(3, pod)),
+            ..ObjectReference::default()
+        }),
+        ..Endpoint::default()
+    }
 }
 
 /// Returns the object of [`NODE`] with these addresses.
-pub(crate) fn node(addresses: &[IpAddr]) -> Value {
-    let addresses: Vec<Value> = addresses
-        .iter()
-        .map(|address| json!({"type": "InternalIP", "address": address}))
-        .collect();
-    json!({
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": NODE, "labels": {"topology.kubernetes.io/zone": "zone-1"}},
-        "spec": {"podCIDR": "10.128.17.0/24", "podCIDRs": ["10.128.17.0/24"]},
-        "status": {"addresses": addresses},
-    })
+pub(crate) fn node(addresses: &[IpAddr]) -> Node {
+    let zone = (
+        "topology.kubernetes.io/zone".to_owned(),
+        "zone-1".to_owned(),
+    );
+    let addresses = addresses.iter().map(|address| NodeAddress {
+        type_: "InternalIP".into(),
+        address: address.to_string(),
+    });
+    Node {
+        metadata: ObjectMeta {
+            name: Some(NODE.into()),
+            labels: Some([zone].into()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(NodeSpec {
+            pod_cidr: Some("10.128.17.0/24".into()),
+            pod_cidrs: Some(vec!["10.128.17.0/24".into()]),
+            ..NodeSpec::default()
+        }),
+        status: Some(NodeStatus {
+            addresses: Some(addresses.collect()),
+            ..NodeStatus::default()
+        }),
+    }
 }
 
 /// Returns the number of the node of Pod `pod`, which is never [`NODE`].
@@ -205,14 +285,28 @@ fn uid(kind: u32, number: u32) -> String {
     format!("{number:08x}-5d4c-4b3a-9f8e-{kind:012x}")
 }
 
+/// Returns the metadata of an object of Service `number`.
+fn metadata(number: u32, name: String, kind: u32) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name),
+        namespace: Some(namespace(number)),
+        uid: Some(uid(kind, number)),
+        creation_timestamp: Some(Time(CREATED)),
+        ..ObjectMeta::default()
+    }
+}
+
 /// Returns a `managedFields` value, which real objects have and proxies ignore.
-fn managed_fields(manager: &str, field: &str) -> Value {
-    json!([{
-        "manager": manager,
-        "operation": "Update",
-        "apiVersion": "v1",
-        "time": "2026-01-01T00:00:00Z",
-        "fieldsType": "FieldsV1",
-        "fieldsV1": {"f:metadata": {"f:labels": {".": {}, "f:app.kubernetes.io/name": {}}}, field: {}},
+fn managed_fields(manager: &str, field: &str) -> Option<Vec<ManagedFieldsEntry>> {
+    let labels = json!({".": {}, "f:app.kubernetes.io/name": {}});
+    let fields = json!({"f:metadata": {"f:labels": labels}, field: {}});
+    Some(vec![ManagedFieldsEntry {
+        manager: Some(manager.into()),
+        operation: Some("Update".into()),
+        api_version: Some("v1".into()),
+        time: Some(Time(CREATED)),
+        fields_type: Some("FieldsV1".into()),
+        fields_v1: serde_json::from_value(fields).ok(),
+        subresource: None,
     }])
 }

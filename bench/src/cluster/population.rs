@@ -3,6 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use clap::ValueEnum;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -58,8 +61,8 @@ pub(crate) enum ChangeKind {
 /// A change of the cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
-    /// The new versions of objects.
-    pub(crate) objects: Vec<Value>,
+    /// The new versions of slices.
+    pub(crate) slices: Vec<EndpointSlice>,
     /// The last four bytes of each new address, by which the kernel's messages show it.
     pub(crate) words: Vec<u32>,
     /// The same of the removed addresses. The proxy may never mention them to the kernel.
@@ -129,14 +132,15 @@ impl Population {
 
     /// Returns the node and all Services with their slices, but not [`Population::api_objects`].
     pub(crate) fn objects(&self) -> impl Iterator<Item = Value> {
-        let node = objects::node(&self.node_addresses());
+        let node = json!(objects::node(&self.node_addresses()));
         let services = (0..self.shape.services).flat_map(|number| {
             let families = self.shape.families.list();
             let node_port = (number < self.shape.node_ports)
                 .then(|| u16::try_from(30_000 + number).ok())
                 .flatten();
             let service = objects::service(number, families, node_port);
-            std::iter::once(service).chain(self.slices(number))
+            let slices = self.slices(number).map(|slice| json!(slice));
+            std::iter::once(json!(service)).chain(slices)
         });
         std::iter::once(node).chain(services)
     }
@@ -169,7 +173,7 @@ impl Population {
                 let pods: Vec<u32> = removed.iter().map(|_| self.new_pod()).collect();
                 self.pods[service as usize].clone_from(&pods);
                 Change {
-                    objects: self.slices(service).collect(),
+                    slices: self.slices(service).collect(),
                     words: self.words_of(&pods),
                     removed: self.words_of(&removed),
                 }
@@ -219,7 +223,7 @@ impl Population {
         let families = self.shape.families.list();
         let slice = |&family| self.slice(service, part, family);
         Change {
-            objects: families.iter().map(slice).collect(),
+            slices: families.iter().map(slice).collect(),
             words: self.words_of(new),
             removed: self.words_of(removed),
         }
@@ -236,7 +240,7 @@ impl Population {
         self.next - 1
     }
 
-    fn slices(&self, service: u32) -> impl Iterator<Item = Value> {
+    fn slices(&self, service: u32) -> impl Iterator<Item = EndpointSlice> {
         let parts = self.pods[service as usize].len().div_ceil(PER_SLICE).max(1);
         let families = self.shape.families.list();
         (0..parts).flat_map(move |part| {
@@ -245,7 +249,7 @@ impl Population {
         })
     }
 
-    fn slice(&self, service: u32, part: usize, family: Family) -> Value {
+    fn slice(&self, service: u32, part: usize, family: Family) -> EndpointSlice {
         let pods = self.pods[service as usize].chunks(PER_SLICE).nth(part);
         let name = objects::name(service);
         let suffix = match family {
@@ -257,37 +261,34 @@ impl Population {
     }
 
     /// Returns the API server's own Service and its endpoint on the node, at this port.
-    pub(crate) fn api_objects(&self, port: u16) -> Vec<Value> {
+    pub(crate) fn api_objects(&self, port: u16) -> (Service, EndpointSlice) {
         let ip = self.api_service();
         let node = self.node_addresses().into_iter().next();
-        let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
-        let service = json!({
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "kubernetes", "namespace": "default"},
-            "spec": {
-                "type": "ClusterIP",
-                "clusterIP": ip,
-                "clusterIPs": [ip],
-                "ipFamilies": [family],
-                "internalTrafficPolicy": "Cluster",
-                "sessionAffinity": "None",
-                "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}],
-            },
-        });
-        let slice = json!({
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": "kubernetes",
-                "namespace": "default",
-                "labels": {"kubernetes.io/service-name": "kubernetes"},
-            },
-            "addressType": family,
-            "ports": [{"name": "https", "protocol": "TCP", "port": port}],
-            "endpoints": [{"addresses": [node], "conditions": {"ready": true}}],
-        });
-        vec![service, slice]
+        let label = (
+            "kubernetes.io/service-name".to_owned(),
+            "kubernetes".to_owned(),
+        );
+        let metadata = ObjectMeta {
+            name: Some("kubernetes".into()),
+            namespace: Some("default".into()),
+            labels: Some([label].into()),
+            ..ObjectMeta::default()
+        };
+        let service = Service {
+            metadata: metadata.clone(),
+            spec: Some(objects::service_spec(&[ip], "https", 443, port.into())),
+            status: None,
+        };
+        let slice = EndpointSlice {
+            metadata,
+            address_type: Family::of(ip).name().into(),
+            ports: Some(vec![objects::slice_port("https", port.into())]),
+            endpoints: vec![Endpoint {
+                addresses: node.iter().map(IpAddr::to_string).collect(),
+                ..Endpoint::default()
+            }],
+        };
+        (service, slice)
     }
 }
 
@@ -326,7 +327,7 @@ mod tests {
             let mut seen: BTreeSet<u32> = population.words().collect();
             for _ in 0..50 {
                 let change = population.change(*kind);
-                assert!(!change.objects.is_empty());
+                assert!(!change.slices.is_empty());
                 for word in change.words {
                     assert!(seen.insert(word), "{kind:?}");
                 }

@@ -325,8 +325,8 @@ impl Run<'_> {
         // Before the API server has the change: a fast proxy could program it meanwhile.
         self.tap.forget(&change.removed);
         self.tap.expect(change.words);
-        for object in change.objects {
-            self.api.replace(object)?;
+        for slice in change.slices {
+            self.api.replace(slice)?;
         }
         Ok(())
     }

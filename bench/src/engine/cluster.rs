@@ -1,10 +1,11 @@
 //! Generates the API objects of a cluster of any size.
 
 use anyhow::ensure;
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proxier::testing::api::{self, WireObject as _};
 use proxier::testing::model::{self, ObjectName, Protocol, TrafficPolicy};
 use proxier::testing::store::{Event, Interner, ObjectList, Parsed, Update};
-use serde_json::Value;
 
 pub(crate) use crate::cluster::objects::NODE;
 use crate::cluster::objects::{self, Family, name, namespace, node_of};
@@ -27,19 +28,19 @@ impl Cluster {
         u64::from(self.services) * u64::from(self.endpoints)
     }
 
-    /// Returns Service number `number` as JSON, with the fields that a real API server sends.
-    pub(crate) fn service(self, number: u32) -> Value {
+    /// Returns Service number `number`, with the fields that a real API server sends.
+    pub(crate) fn service(self, number: u32) -> Service {
         objects::service(number, &[Family::V4], None)
     }
 
     /// Returns the EndpointSlice of Service `number` with its first `endpoints` Pods.
-    pub(crate) fn slice(self, number: u32, endpoints: u32) -> Value {
+    pub(crate) fn slice(self, number: u32, endpoints: u32) -> EndpointSlice {
         let pods: Vec<u32> = (0..endpoints).map(|pod| self.pod(number, pod)).collect();
         objects::slice(number, &slice_name(number), Family::V4, &pods)
     }
 
     /// Returns the object of [`NODE`].
-    pub(crate) fn node(self) -> Value {
+    pub(crate) fn node(self) -> Node {
         objects::node(&[NODE_ADDRESS.into()])
     }
 
@@ -49,7 +50,7 @@ impl Cluster {
     /// One slice is compared with its parsed JSON, so that the two forms cannot diverge.
     pub(crate) fn events(self, interner: &mut Interner) -> anyhow::Result<Vec<Event>> {
         let first = parse_slice(
-            self.slice(0, self.endpoints).to_string().as_bytes(),
+            &serde_json::to_vec(&self.slice(0, self.endpoints))?,
             interner,
         )?;
         ensure!(

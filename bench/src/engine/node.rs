@@ -145,11 +145,11 @@ pub(crate) fn change<K: Kernel>(
     const STRIDE: u32 = 7_919;
     for number in 0..times {
         let service = number.wrapping_mul(STRIDE) % cluster.services;
-        let more = cluster.slice(service, cluster.endpoints + 1).to_string();
-        let less = cluster.slice(service, cluster.endpoints).to_string();
-        observer.observe(Step::Added, || added(node, more.as_bytes()))?;
+        let more = serde_json::to_vec(&cluster.slice(service, cluster.endpoints + 1))?;
+        let less = serde_json::to_vec(&cluster.slice(service, cluster.endpoints))?;
+        observer.observe(Step::Added, || added(node, &more))?;
         node.wait(COUNTED_AGAIN);
-        observer.observe(Step::Drained, || drained(node, less.as_bytes()))?;
+        observer.observe(Step::Drained, || drained(node, &less))?;
         node.wait(COUNTED_AGAIN);
         observer.observe(Step::Deleted, || deleted(node))?;
     }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use api_server::{ApiServer, tls};
-use serde_json::{Value, json};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use serde_json::json;
 
 use super::{Api, PORT};
 use crate::cluster::clients::Echo;
@@ -33,16 +34,18 @@ impl OwnApi {
 
 impl Api for OwnApi {
     fn fill(&mut self, population: &Population, progress: &dyn Fn(u32)) -> anyhow::Result<()> {
-        let objects = population.api_objects(PORT).into_iter();
-        for (object, number) in objects.chain(population.objects()).zip(1..) {
+        let (service, slice) = population.api_objects(PORT);
+        self.server.apply(service);
+        self.server.apply(slice);
+        for (object, number) in population.objects().zip(1..) {
             self.server.apply(object);
             progress(number);
         }
         Ok(())
     }
 
-    fn replace(&mut self, object: Value) -> anyhow::Result<()> {
-        self.server.apply(object);
+    fn replace(&mut self, slice: EndpointSlice) -> anyhow::Result<()> {
+        self.server.apply(slice);
         Ok(())
     }
 

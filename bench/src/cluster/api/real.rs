@@ -9,6 +9,7 @@ use anyhow::{Context as _, bail};
 use api_server::Key;
 use api_server::control_plane::{ControlPlane, Site};
 use http::Method;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::{Value, json};
 
 use super::{Api, PORT};
@@ -68,7 +69,8 @@ impl Api for RealApi {
         Ok(())
     }
 
-    fn replace(&mut self, mut object: Value) -> anyhow::Result<()> {
+    fn replace(&mut self, slice: EndpointSlice) -> anyhow::Result<()> {
+        let mut object = json!(slice);
         let key = Key::of(&object).context("an object without kind or name")?;
         without_server_fields(&mut object);
         let path = format!("{}/{}", collection(&key), key.name);
