@@ -10,11 +10,11 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::cli::config::{NodeSettings, Resolved};
+use crate::cluster::model::Cidr;
 use crate::daemon::Message;
 use crate::dataplane::Failure;
-use crate::dataplane::linux::Linux;
-use crate::ledger::{LedgerFile, LedgerLock, LockError};
-use crate::model::Cidr;
+use crate::dataplane::ipvs::ledger::{LedgerFile, LedgerLock, LockError};
+use crate::dataplane::ipvs::linux::Linux;
 use crate::plan::{self, PlanConfig};
 use crate::sources::events::EventTimes;
 use crate::sources::watch::Watch;

@@ -13,21 +13,21 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::clock;
+use crate::cluster::problem::Problem;
+use crate::cluster::store::Event;
+use crate::dataplane::ipvs::filter::Filter;
 use crate::dataplane::ipvs::{Applied, Ipvs, Kernel};
 use crate::dataplane::{Dataplane as _, Extent};
-use crate::filter::Filter;
 use crate::host::sysctl::{Keeper, Roots, Setting};
 use crate::host::{ForeignChains, MarkChains};
 use crate::observe::health::Board;
 use crate::observe::serve::{BindFailures, HealthCheckPorts};
 use crate::observe::traffic::Owners;
-use crate::problem::Problem;
+use crate::reconcile::Proxier;
 use crate::sources::manifests::Loaded;
 use crate::sources::watch::{self, NodeScope, Watch};
-use crate::store::Event;
-use crate::sync::Proxier;
-use crate::timer::Timer;
+use crate::util::clock;
+use crate::util::timer::Timer;
 use nftables::Tampering;
 
 mod address_repairs;

@@ -11,16 +11,13 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::cluster::problem::Problem;
+use crate::cluster::store::{Snapshot, Touched};
 use crate::plan::{Capabilities, Changed, Desired, Machine, PlanConfig, Planner};
-use crate::problem::Problem;
-use crate::store::{Snapshot, Touched};
 
 pub(crate) mod answer_path;
-pub(crate) mod companion;
 #[cfg(any(test, feature = "kernel-in-memory"))]
-pub(crate) mod fake;
 pub(crate) mod ipvs;
-pub(crate) mod linux;
 pub(crate) mod userspace;
 
 /// The plan, and what it was made from.

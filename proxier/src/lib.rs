@@ -20,41 +20,19 @@
     reason = "`testing` names only the items that tests use"
 )]
 
-mod api;
 mod cli;
-mod clock;
-mod conditions;
-mod conntrack;
+mod cluster;
 mod daemon;
 mod dataplane;
-mod definition;
-mod destinations;
-mod diff;
 mod explain;
-mod filter;
-mod frontend;
 mod host;
-mod ledger;
-mod marks;
-mod model;
-mod namespace_lock;
 mod observe;
-mod observed;
-mod one_line;
-mod op;
-mod packed;
-mod panics;
 mod plan;
-mod problem;
-mod retry;
+mod reconcile;
 mod sources;
-mod split_map;
-mod store;
-mod sync;
 pub mod testing;
-mod timer;
-mod yaml;
+mod util;
 
 pub use cli::Cli;
-pub use one_line::OneLine;
-pub use panics::exit_on_panic;
+pub use util::one_line::OneLine;
+pub use util::panics::exit_on_panic;

@@ -18,10 +18,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::frontend::Frontend;
-use crate::model::{Protocol, SchedulerFlags, ServicePortName, TrafficPolicy};
-use crate::problem::Problem;
-use crate::store::{Snapshot, Touched};
+use crate::cluster::model::{Protocol, SchedulerFlags, ServicePortName, TrafficPolicy};
+use crate::cluster::problem::Problem;
+use crate::cluster::store::{Snapshot, Touched};
+use crate::plan::frontend::Frontend;
 
 mod access;
 mod context;
@@ -29,6 +29,7 @@ mod elsewhere;
 mod endpoints;
 #[cfg(test)]
 pub(crate) mod example;
+pub(crate) mod frontend;
 mod health;
 mod node_ports;
 mod options;

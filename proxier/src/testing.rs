@@ -4,12 +4,12 @@
 
 pub mod clock {
     //! Time since boot.
-    pub use crate::clock::since_boot;
+    pub use crate::util::clock::since_boot;
 }
 
 pub mod api {
     //! Kubernetes objects as the API server sends them.
-    pub use crate::api::{
+    pub use crate::cluster::api::{
         ANNOTATIONS, EndpointSliceObject, FromProtobuf, NodeLabels, NodeObject, ProtobufError,
         ServiceObject, WireObject, from_json, from_protobuf,
     };
@@ -22,7 +22,7 @@ pub mod config {
 
 pub mod conntrack {
     //! Connection tracking.
-    pub use crate::conntrack::{ConntrackClient, Flow, Stale, Swept};
+    pub use crate::dataplane::ipvs::conntrack::{ConntrackClient, Flow, Stale, Swept};
 }
 
 pub mod daemon {
@@ -50,12 +50,12 @@ pub mod dataplane {
     #[cfg(any(test, feature = "kernel-in-memory"))]
     pub mod fake {
         //! A kernel in memory.
-        pub use crate::dataplane::fake::{FakeKernel, Fault};
+        pub use crate::dataplane::ipvs::fake::{FakeKernel, Fault};
     }
 
     pub mod linux {
         //! A real kernel.
-        pub use crate::dataplane::linux::Linux;
+        pub use crate::dataplane::ipvs::linux::Linux;
     }
 
     pub mod userspace {
@@ -66,17 +66,17 @@ pub mod dataplane {
 
 pub mod definition {
     //! Virtual servers without their keys.
-    pub use crate::definition::ServerDefinition;
+    pub use crate::dataplane::ipvs::definition::ServerDefinition;
 }
 
 pub mod destinations {
     //! Destinations of a virtual server.
-    pub use crate::destinations::{Destinations, planned};
+    pub use crate::dataplane::ipvs::destinations::{Destinations, planned};
 }
 
 pub mod diff {
     //! From desired and observed state to Ops.
-    pub use crate::diff::{DeletionRules, diff, sort};
+    pub use crate::dataplane::ipvs::diff::{DeletionRules, diff, sort};
 }
 
 pub mod events {
@@ -86,17 +86,19 @@ pub mod events {
 
 pub mod filter {
     //! The packet filter.
-    pub use crate::filter::{Content, Filter, FilterConfig, LocalMode, MarkBit, TABLE};
+    pub use crate::dataplane::ipvs::filter::{
+        Content, Filter, FilterConfig, LocalMode, MarkBit, TABLE,
+    };
 }
 
 pub mod frontend {
     //! The key of a frontend.
-    pub use crate::frontend::Frontend;
+    pub use crate::plan::frontend::Frontend;
 }
 
 pub mod ledger {
     //! The record of owned virtual servers and draining destinations.
-    pub use crate::ledger::{Drains, LedgerFile, Retired};
+    pub use crate::dataplane::ipvs::ledger::{Drains, LedgerFile, Retired};
 }
 
 pub mod manifests {
@@ -106,12 +108,12 @@ pub mod manifests {
 
 pub mod marks {
     //! The firewall marks of Service ports.
-    pub use crate::marks::{MarkKey, Marks};
+    pub use crate::dataplane::ipvs::marks::{MarkKey, Marks};
 }
 
 pub mod model {
     //! Kubernetes objects as the planner uses them.
-    pub use crate::model::*;
+    pub use crate::cluster::model::*;
 }
 
 pub mod host {
@@ -123,14 +125,14 @@ pub mod host {
 
 pub mod observed {
     //! The observed state.
-    pub use crate::observed::{
+    pub use crate::dataplane::ipvs::observed::{
         Carrier, Connections, CountedServer, LocalAddresses, Observed, ObservedServer,
     };
 }
 
 pub mod op {
     //! The changes of the kernel.
-    pub use crate::op::{AddressForm, Op, Ops};
+    pub use crate::dataplane::ipvs::op::{AddressForm, Op, Ops};
 }
 
 pub mod plan {
@@ -145,7 +147,7 @@ pub mod plan {
 
 pub mod problem {
     //! Problems of the input.
-    pub use crate::problem::Problem;
+    pub use crate::cluster::problem::Problem;
 }
 
 pub mod shadow {
@@ -165,19 +167,19 @@ pub mod shadow {
 
 pub mod split_map {
     //! Ordered maps with short keys for IPv4.
-    pub use crate::split_map::{SplitKey, SplitMap};
+    pub use crate::dataplane::ipvs::split_map::{SplitKey, SplitMap};
 }
 
 pub mod store {
     //! The snapshot of the API objects.
-    pub use crate::store::{
+    pub use crate::cluster::store::{
         Event, Interner, ObjectKind, ObjectList, Parsed, Snapshot, Touched, Update,
     };
 }
 
 pub mod sync {
     //! Rounds.
-    pub use crate::sync::Proxier;
+    pub use crate::reconcile::Proxier;
 }
 
 pub mod sysctl {

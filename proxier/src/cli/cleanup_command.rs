@@ -17,20 +17,20 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::{DurationFlag, ExcludeFlags, ServiceAddressesFlag, StateFlags, print};
-use crate::clock;
+use crate::cluster::model::Cidr;
 use crate::dataplane::answer_path::AnswerPath;
+use crate::dataplane::ipvs::filter;
+use crate::dataplane::ipvs::ledger::LedgerLock;
+use crate::dataplane::ipvs::linux::Linux;
+use crate::dataplane::ipvs::op::{AddressForm, Op};
 use crate::dataplane::ipvs::{Ipvs, Kernel as _, Outcomes};
-use crate::dataplane::linux::Linux;
 use crate::explain::report::NamedOp;
-use crate::filter;
+use crate::host::namespace_lock::NamespaceLock;
 use crate::host::predecessor::{LeftoverClient, MarkChainUse, signs};
 use crate::host::{self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments};
-use crate::ledger::LedgerLock;
-use crate::model::Cidr;
-use crate::namespace_lock::NamespaceLock;
-use crate::op::{AddressForm, Op};
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use crate::sync::Proxier;
+use crate::reconcile::Proxier;
+use crate::util::clock;
 use successor::Successor;
 
 mod handover;

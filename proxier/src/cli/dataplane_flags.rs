@@ -6,11 +6,11 @@ use clap::{Args, ValueEnum};
 use relay::{InsideClients, RelayLimits};
 
 use super::{DurationFlag, NodeFlags};
+use crate::cluster::model::{Family, Networks};
 use crate::dataplane::Failure;
-use crate::dataplane::linux::Linux;
+use crate::dataplane::ipvs::filter::LocalMode;
+use crate::dataplane::ipvs::linux::Linux;
 use crate::dataplane::userspace::Userspace;
-use crate::filter::LocalMode;
-use crate::model::{Family, Networks};
 
 /// Flags about the dataplane. kube-proxy has no such flags.
 #[derive(Args, Debug)]

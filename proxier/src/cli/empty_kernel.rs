@@ -3,13 +3,13 @@
 use ipvs_netlink::{SchedulerName, ServiceKey};
 use schedulers::Registry;
 
+use crate::dataplane::ipvs::marks::MarkKey;
+use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses, ObservedServer};
+use crate::dataplane::ipvs::op::Op;
+use crate::dataplane::ipvs::split_map::SplitMap;
 use crate::dataplane::ipvs::{Kernel, Portion};
 use crate::dataplane::{Failure, Outcome};
-use crate::marks::MarkKey;
-use crate::observed::{CountedServer, LocalAddresses, ObservedServer};
-use crate::op::Op;
 use crate::plan::Machine;
-use crate::split_map::SplitMap;
 
 /// A kernel without virtual servers, service addresses and packet rules, which changes nothing.
 #[derive(Debug, Default)]

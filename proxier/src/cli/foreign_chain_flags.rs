@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use crate::filter::MarkBit;
+use crate::dataplane::ipvs::filter::MarkBit;
 use crate::host::{Treatment, Treatments};
 
 /// The flag about forward chains.

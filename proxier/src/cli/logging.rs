@@ -9,7 +9,7 @@ use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::fmt::format::{self, FormatFields, Writer};
 
 use crate::cli::config::{LogFormat, Logging};
-use crate::one_line::OneLine;
+use crate::util::one_line::OneLine;
 
 mod json;
 

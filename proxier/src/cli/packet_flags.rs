@@ -7,7 +7,7 @@ use clap::Args;
 use super::arp_flag::ArpFlag;
 use super::foreign_chain_flags::InputDropFlags;
 use crate::cli::config::NodeSettings;
-use crate::filter::FilterConfig;
+use crate::dataplane::ipvs::filter::FilterConfig;
 
 /// Flags about packet rules that kube-proxy does not have.
 #[derive(Args, Debug)]

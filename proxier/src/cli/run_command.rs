@@ -22,20 +22,20 @@ use super::{
 };
 use crate::cli::config::{NodeSettings, Resolved};
 use crate::daemon::{Daemon, Message, Periods, QUEUE_LENGTH};
-use crate::dataplane::companion::Companion;
+use crate::dataplane::ipvs::companion::Companion;
+use crate::dataplane::ipvs::filter::FilterConfig;
+use crate::dataplane::ipvs::linux::{Linux, monitor};
 use crate::dataplane::ipvs::{Ipvs, Kernel};
-use crate::dataplane::linux::{Linux, monitor};
-use crate::filter::FilterConfig;
+use crate::host::namespace_lock::NamespaceLock;
 use crate::host::predecessor::MarkChainUse;
 use crate::host::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
 use crate::host::{ForeignChains, MarkChains, foreign_chains};
-use crate::namespace_lock::NamespaceLock;
 use crate::observe::instruments::{self, Exporter};
 use crate::observe::serve::{self, BindFailures, OnBindFailure, Sources};
 use crate::plan::{PlanConfig, ServiceAddresses};
+use crate::reconcile::Proxier;
 use crate::sources::events::EventTimes;
 use crate::sources::watch::Watch;
-use crate::sync::Proxier;
 
 /// Flags of `run`.
 #[derive(Args, Debug)]

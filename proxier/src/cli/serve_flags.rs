@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{DurationFlag, Setup};
 use crate::cli::config::Resolved;
-use crate::model::Family;
+use crate::cluster::model::Family;
 use crate::observe::health::Limits;
 use crate::observe::instruments::Exporter;
 use crate::observe::serve::{OnBindFailure, ProcessInfo, Scraper, ServeConfig};

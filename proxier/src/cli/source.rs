@@ -9,8 +9,8 @@ use clap::{Args, ValueEnum};
 
 use super::dataplane_flags::DataplaneKind;
 use crate::cli::config::NodeSettings;
+use crate::cluster::model::Cidr;
 use crate::daemon::Message;
-use crate::model::Cidr;
 use crate::sources::events::EventTimes;
 use crate::sources::watch::{self, NodeScope, Watch};
 use crate::sources::{follow, manifests};

@@ -6,11 +6,11 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{Output, ServiceAddressesFlag, StateFlags, json, print};
-use crate::clock;
-use crate::dataplane::linux::Linux;
+use crate::dataplane::ipvs::ledger::Ledger;
+use crate::dataplane::ipvs::linux::Linux;
 use crate::explain::report::{JsonReport, KernelTable, table};
 use crate::host::neighbours::{self, Neighbour, Traces};
-use crate::ledger::Ledger;
+use crate::util::clock;
 
 /// Flags of `status`.
 #[derive(Args, Debug)]

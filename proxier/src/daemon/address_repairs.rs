@@ -1,7 +1,7 @@
 //! The log line of repaired service addresses.
 
 use crate::dataplane::ipvs::Applied;
-use crate::op::Op;
+use crate::dataplane::ipvs::op::Op;
 
 /// The maximum number of addresses that the line names.
 const SAMPLES: usize = 5;
@@ -47,7 +47,7 @@ pub(super) fn line(applied: &Applied) -> Option<String> {
 mod tests {
     use super::*;
     use crate::dataplane::ipvs::KernelParts;
-    use crate::op::Ops;
+    use crate::dataplane::ipvs::op::Ops;
 
     #[test]
     fn all_repairs_of_addresses_are_one_line() {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use crate::cluster::problem::Problem;
 use crate::dataplane::Failure;
 use crate::dataplane::ipvs::Applied;
 use crate::observe::serve::BindFailures;
-use crate::problem::Problem;
 use crate::sources::events::{self, Notice};
 use crate::sources::watch::Watch;
 

@@ -11,11 +11,11 @@
 
 use std::time::Duration;
 
-use crate::clock;
+use crate::cluster::store::Snapshot;
 use crate::dataplane::{Dataplane, Failure};
+use crate::reconcile::Proxier;
 use crate::sources::watch::NodeScope;
-use crate::store::Snapshot;
-use crate::sync::Proxier;
+use crate::util::clock;
 
 /// The longest time that the first round waits for Node objects.
 pub(super) const NODE_PATIENCE: Duration = Duration::from_secs(5);

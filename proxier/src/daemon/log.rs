@@ -9,17 +9,17 @@ use netlink::Error;
 use tracing::Level;
 
 use super::address_repairs;
-use crate::conditions::{Coverage, LastingConditions};
-use crate::conntrack::Swept;
+use crate::cluster::problem::Problem;
 use crate::dataplane::Failure;
 use crate::dataplane::ipvs::Applied;
+use crate::dataplane::ipvs::conntrack::Swept;
+use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::explain::report::NamedOp;
 use crate::host::sysctl;
 use crate::host::{ChainReport, ForeignHook, MarkReport};
-use crate::op::Op;
-use crate::problem::Problem;
-use crate::sync::Proxier;
+use crate::reconcile::Proxier;
+use crate::util::conditions::{Coverage, LastingConditions};
 use nftables::Tampering;
 
 /// The maximum number of Ops of a round that are logged at level `info`. If a round has more, all its Ops

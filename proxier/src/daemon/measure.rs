@@ -5,17 +5,17 @@ use std::time::{Duration, SystemTime};
 
 use metrics::{counter, gauge};
 
+use crate::cluster::model::{Family, TrafficPolicy};
+use crate::cluster::problem::Problem;
+use crate::cluster::store::{Event, Update};
 use crate::dataplane::Extent;
 use crate::dataplane::ipvs::Applied;
 use crate::dataplane::ipvs::Wanted;
+use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::ipvs::{Ipvs, Kernel};
-use crate::model::{Family, TrafficPolicy};
 use crate::observe::instruments::{FAMILIES, family_name};
-use crate::op::Op;
 use crate::plan::{Availability, Scope};
-use crate::problem::Problem;
-use crate::store::{Event, Update};
-use crate::sync::Proxier;
+use crate::reconcile::Proxier;
 
 mod series;
 

@@ -7,7 +7,7 @@ use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::observe::health::{Board, NodeState};
 use crate::observe::serve::HealthCheckPorts;
 use crate::observe::traffic::Owners;
-use crate::sync::Proxier;
+use crate::reconcile::Proxier;
 
 /// Publishes health and health checks. Each publication costs a lock and a copy of the changes.
 #[derive(Debug)]

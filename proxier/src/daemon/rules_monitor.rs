@@ -7,7 +7,7 @@
 use std::fmt;
 
 use crate::dataplane::Dataplane;
-use crate::sync::Proxier;
+use crate::reconcile::Proxier;
 
 /// A monitor that has not started yet.
 pub(super) struct RulesMonitor(pub(super) Box<dyn FnOnce() + Send>);

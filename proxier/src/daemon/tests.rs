@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex};
 use api_server::Manifest;
 
 use super::*;
-use crate::dataplane::fake::FakeKernel;
-use crate::filter::FilterConfig;
-use crate::ledger::LedgerFile;
-use crate::model::ObjectName;
+use crate::cluster::model::ObjectName;
+use crate::cluster::problem::{self, MAX_PROBLEMS, Problem};
+use crate::cluster::store::{ObjectList, Parsed, Update};
+use crate::dataplane::ipvs::fake::FakeKernel;
+use crate::dataplane::ipvs::filter::FilterConfig;
+use crate::dataplane::ipvs::ledger::LedgerFile;
 use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
-use crate::problem::{self, MAX_PROBLEMS, Problem};
 use crate::sources::manifests::{self, Options};
-use crate::store::{ObjectList, Parsed, Update};
 
 fn config() -> PlanConfig {
     PlanConfig {

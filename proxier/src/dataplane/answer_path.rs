@@ -10,9 +10,9 @@
 use std::collections::BTreeSet;
 
 use super::Failure;
-use super::linux::{AnswerRoute, AnswerRoutes};
-use crate::filter::MarkBit;
-use crate::model::Family;
+use super::ipvs::linux::{AnswerRoute, AnswerRoutes};
+use crate::cluster::model::Family;
+use crate::dataplane::ipvs::filter::MarkBit;
 use nftables::{Chain, Hook, Match, NewMark, Rule, RulesClient, Statement, Table};
 
 /// The table of the packet rule. The table of IPVS' rules has another name: an earlier process that

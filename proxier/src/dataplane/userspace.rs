@@ -27,18 +27,20 @@ use schedulers::Registry;
 
 use super::answer_path::AnswerPath;
 use super::ipvs::Wanted;
+use super::ipvs::linux::AddressTable;
 use super::ipvs::{Kernel, Portion};
-use super::linux::AddressTable;
 use super::{Failure, Outcome};
-use crate::frontend::Frontend;
-use crate::marks::MarkKey;
-use crate::model::Protocol;
-use crate::namespace_lock::NamespaceLock;
-use crate::observed::{Connections, CountedServer, LocalAddresses, Observed, ObservedServer};
-use crate::op::Op;
+use crate::cluster::model::Protocol;
+use crate::cluster::problem::Problem;
+use crate::dataplane::ipvs::marks::MarkKey;
+use crate::dataplane::ipvs::observed::{
+    Connections, CountedServer, LocalAddresses, Observed, ObservedServer,
+};
+use crate::dataplane::ipvs::op::Op;
+use crate::dataplane::ipvs::split_map::SplitMap;
+use crate::host::namespace_lock::NamespaceLock;
+use crate::plan::frontend::Frontend;
 use crate::plan::{Capabilities, Changed, Machine, RelayAbilities};
-use crate::problem::Problem;
-use crate::split_map::SplitMap;
 
 mod circles;
 mod client_sources;

@@ -8,14 +8,14 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use serde::Serialize;
 
+use crate::cluster::problem::Problem;
 use crate::dataplane::Failure;
 use crate::dataplane::ipvs::Kernel;
 use crate::dataplane::ipvs::Wanted;
-use crate::destinations::Destinations;
-use crate::ledger::{Drain, Ledger, Owned};
-use crate::observed::{CountedServer, LocalAddresses};
-use crate::op::Op;
-use crate::problem::Problem;
+use crate::dataplane::ipvs::destinations::Destinations;
+use crate::dataplane::ipvs::ledger::{Drain, Ledger, Owned};
+use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses};
+use crate::dataplane::ipvs::op::Op;
 
 mod comparison;
 

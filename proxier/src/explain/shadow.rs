@@ -13,14 +13,14 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 use serde::Serialize;
 
+use crate::cluster::model::{ObjectName, Protocol};
+use crate::cluster::store::Snapshot;
 use crate::dataplane::ipvs::Wanted;
-use crate::frontend::Frontend;
-use crate::ledger::Retired;
-use crate::model::{ObjectName, Protocol};
-use crate::observed::Observed;
-use crate::op::Op;
+use crate::dataplane::ipvs::ledger::Retired;
+use crate::dataplane::ipvs::observed::Observed;
+use crate::dataplane::ipvs::op::Op;
+use crate::plan::frontend::Frontend;
 use crate::plan::{Desired, Planner};
-use crate::store::Snapshot;
 
 mod audit;
 mod cause;

@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use crate::host::{self, ChainName, LegacyTable};
 
-use crate::observed::LocalAddresses;
-use crate::op::AddressForm;
+use crate::dataplane::ipvs::observed::LocalAddresses;
+use crate::dataplane::ipvs::op::AddressForm;
 use crate::plan::ServiceAddresses;
 
 mod signature;

@@ -15,9 +15,9 @@
 
 use netlink::Result;
 
+use crate::cluster::model::Family;
 use crate::host::ipset::{IpSet, IpSetClient};
 use crate::host::{Belongings, ChainName, ProgramRules, RulesRemover, TableName};
-use crate::model::Family;
 
 pub(crate) mod legacy;
 mod names;

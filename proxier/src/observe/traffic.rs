@@ -18,8 +18,8 @@ use std::sync::{Mutex, PoisonError};
 
 use ipvs_netlink as ipvs;
 
+use crate::cluster::model::ServicePortName;
 use crate::dataplane::ipvs::{Wanted, WantedServer};
-use crate::model::ServicePortName;
 use crate::plan::FrontendKind;
 
 pub(crate) use held::{Displaced, HeldTraffic, ReadPages};
@@ -129,9 +129,9 @@ pub(crate) fn destinations(owners: &BTreeMap<ipvs::ServiceKey, Owner>) -> usize 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::model::Protocol;
     use crate::dataplane::ipvs::InsideMarks;
-    use crate::frontend::Frontend;
-    use crate::model::Protocol;
+    use crate::plan::frontend::Frontend;
     use crate::plan::{Desired, example};
 
     #[test]

@@ -1,6 +1,6 @@
 //! The clients that may use a frontend.
 
-use crate::model::{Networks, TrafficPolicy};
+use crate::cluster::model::{Networks, TrafficPolicy};
 
 /// The clients that may use a frontend, and the treatment of their packets.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::elsewhere::Elsewhere;
 use super::endpoints::Topology;
 use super::{Capabilities, Machine, PlanConfig, ServiceAddresses, SourceFlaw};
-use crate::model::Family;
-use crate::problem::Problem;
-use crate::store::Snapshot;
+use crate::cluster::model::Family;
+use crate::cluster::problem::Problem;
+use crate::cluster::store::Snapshot;
 
 /// The scheduler that replaces a default scheduler that the kernel lacks. No known distribution builds IPVS
 /// without `ip_vs_rr`.
@@ -248,7 +248,7 @@ mod tests {
         use SourceFlaw::{Deprecated, SelectedByRule, Unusable};
         let [named4, other4] = V4;
         let [low, named6, high] = V6;
-        let node = crate::model::Node {
+        let node = crate::cluster::model::Node {
             addresses: [named4, named6].map(|it| it.parse().unwrap()).into(),
             name: "node-a".into(),
             zone: None,
@@ -258,8 +258,8 @@ mod tests {
         };
         let mut named = Snapshot::default();
         named.apply(
-            crate::store::Event::Node(node),
-            &mut crate::store::Touched::none(),
+            crate::cluster::store::Event::Node(node),
+            &mut crate::cluster::store::Touched::none(),
         );
         let unnamed = Snapshot::default();
         let all = |flaw| {

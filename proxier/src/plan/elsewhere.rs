@@ -9,9 +9,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{FrontendKind, Machine, Peers};
-use crate::model::{EndpointSlice, Service};
-use crate::problem::Problem;
-use crate::store::Snapshot;
+use crate::cluster::model::{EndpointSlice, Service};
+use crate::cluster::problem::Problem;
+use crate::cluster::store::Snapshot;
 
 /// What shows that other machines have addresses.
 #[derive(Clone, Debug, Default)]

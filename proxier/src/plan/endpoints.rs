@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::model::{
+use crate::cluster::model::{
     Endpoint, EndpointSlice, Family, Protocol, Service, ServicePort, SlicePort, TopologyKey,
 };
 

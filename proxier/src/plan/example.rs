@@ -8,7 +8,7 @@ use super::{
     Access, Availability, Balancing, FrontendKind, FrontendPlan, Profile, RelayOptions, Scope,
     SelectedEndpoint,
 };
-use crate::model::{ObjectName, SchedulerFlags, ServicePortName, TrafficPolicy};
+use crate::cluster::model::{ObjectName, SchedulerFlags, ServicePortName, TrafficPolicy};
 
 /// Returns the plan of a cluster IP of the Service default/web with these endpoints.
 pub(crate) fn cluster_ip(endpoints: &[&str]) -> FrontendPlan {

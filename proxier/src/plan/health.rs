@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::precedence::age;
-use crate::model::{Family, ObjectName};
-use crate::problem::Problem;
-use crate::store::Snapshot;
+use crate::cluster::model::{Family, ObjectName};
+use crate::cluster::problem::Problem;
+use crate::cluster::store::Snapshot;
 
 /// The health of a Service with external traffic policy Local on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]

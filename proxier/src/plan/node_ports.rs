@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::model::{Cidr, Family};
+use crate::cluster::model::{Cidr, Family};
 
 /// The word for the node's main address of each family.
 const PRIMARY: &str = "primary";

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::context::Context;
 use super::{Balancing, PlanConfig, RelayOptions};
-use crate::model::{Annotations, SchedulerFlags, Service, TrafficPolicy, Weights};
-use crate::problem::Problem;
+use crate::cluster::model::{Annotations, SchedulerFlags, Service, TrafficPolicy, Weights};
+use crate::cluster::problem::Problem;
 
 const SCHEDULER: &str = "metadata.annotations[ipvs-proxier.io/scheduler]";
 const SCHEDULER_FLAGS: &str = "metadata.annotations[ipvs-proxier.io/scheduler-flags]";

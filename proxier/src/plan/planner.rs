@@ -10,10 +10,10 @@ use super::health::HealthPorts;
 use super::precedence::{conflict, precedence};
 use super::service::{Requirements, requirements};
 use super::{Capabilities, Desired, FrontendPlan, Machine, PlanConfig};
-use crate::frontend::Frontend;
-use crate::model::ObjectName;
-use crate::problem::{MAX_PROBLEMS, Problem, ProblemList};
-use crate::store::{Snapshot, Touched};
+use crate::cluster::model::ObjectName;
+use crate::cluster::problem::{MAX_PROBLEMS, Problem, ProblemList};
+use crate::cluster::store::{Snapshot, Touched};
+use crate::plan::frontend::Frontend;
 
 mod changed;
 mod footprint;

@@ -3,10 +3,10 @@
 use std::time::SystemTime;
 
 use super::{FrontendKind, FrontendPlan};
-use crate::frontend::Frontend;
-use crate::model::ObjectName;
-use crate::problem::Problem;
-use crate::store::Snapshot;
+use crate::cluster::model::ObjectName;
+use crate::cluster::problem::Problem;
+use crate::cluster::store::Snapshot;
+use crate::plan::frontend::Frontend;
 
 /// Returns the precedence of a claim to a frontend, the highest first.
 ///

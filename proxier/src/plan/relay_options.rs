@@ -1,7 +1,7 @@
 //! The options of frontends that a process relays.
 
 use super::Capabilities;
-use crate::model::{Annotations, Protocol, ProxyProtocol, Service, SourceAddress};
+use crate::cluster::model::{Annotations, Protocol, ProxyProtocol, Service, SourceAddress};
 
 const IDLE_TIMEOUT: &str = "metadata.annotations[ipvs-proxier.io/idle-timeout]";
 const PROXY_PROTOCOL: &str = "metadata.annotations[ipvs-proxier.io/proxy-protocol]";

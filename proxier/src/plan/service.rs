@@ -15,12 +15,12 @@ use super::{
     Access, Availability, Balancing, Endpoints, FrontendKind, FrontendPlan, InsidePlan, Profile,
     Scope, SelectedEndpoint,
 };
-use crate::frontend::Frontend;
-use crate::model::{
+use crate::cluster::model::{
     EndpointSlice, Family, Networks, Protocol, Service, ServicePort, ServicePortName,
     SourceAddress, TrafficPolicy,
 };
-use crate::problem::Problem;
+use crate::cluster::problem::Problem;
+use crate::plan::frontend::Frontend;
 
 /// The number of frontends from which a set of them costs less than a search. The API server accepts
 /// Services with 40,000 ports.

@@ -18,8 +18,8 @@ use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 
-use crate::model::ObjectName;
-use crate::problem::Problem;
+use crate::cluster::model::ObjectName;
+use crate::cluster::problem::Problem;
 use net::stable_hash::fnv1a;
 
 mod book;

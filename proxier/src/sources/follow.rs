@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use tracing::Level;
 
-use crate::clock;
-use crate::conditions::{Coverage, LastingConditions};
 use crate::daemon::Message;
 use crate::sources::manifests::{self, Allocated, Loaded};
+use crate::util::clock;
+use crate::util::conditions::{Coverage, LastingConditions};
 
 /// How often the files' metadata is read.
 const POLL: Duration = Duration::from_secs(1);

@@ -24,9 +24,9 @@ mod pool;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::model::Cidr;
-use crate::problem::Problem;
-use crate::store::Event;
+use crate::cluster::model::Cidr;
+use crate::cluster::problem::Problem;
+use crate::cluster::store::Event;
 
 use inventory::Inventory;
 use pool::Numbers;
@@ -53,11 +53,11 @@ pub struct Loaded {
     /// a Service needs them, and one for our Node if the manifests contain it.
     ///
     /// If the manifests are whole, each list is an [`Update::Reset`]. Otherwise it is an
-    /// [`Update::Merge`], so that a [`Snapshot`](crate::store::Snapshot) keeps the last readable
+    /// [`Update::Merge`], so that a [`Snapshot`](crate::cluster::store::Snapshot) keeps the last readable
     /// content of objects that cannot be read now.
     ///
-    /// [`Update::Reset`]: crate::store::Update::Reset
-    /// [`Update::Merge`]: crate::store::Update::Merge
+    /// [`Update::Reset`]: crate::cluster::store::Update::Reset
+    /// [`Update::Merge`]: crate::cluster::store::Update::Merge
     pub events: Vec<Event>,
     /// The problems of files and documents, of Endpoints, of EndpointSlices without a Service and of our Node.
     /// Services and other EndpointSlices carry theirs in the events.

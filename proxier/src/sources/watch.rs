@@ -9,7 +9,7 @@
 //! Responses are in Kubernetes' protobuf, or in JSON: each says which ([`Encoding`]).
 //!
 //! A follower per kind lists the objects once and then watches them. With HTTP/2, all share a connection; with HTTP/1.1,
-//! each has its own. A list becomes one [`Update::Reset`](crate::store::Update::Reset). If the server can stream lists
+//! each has its own. A list becomes one [`Update::Reset`](crate::cluster::store::Update::Reset). If the server can stream lists
 //! (KEP-3157), the list arrives over the watch; otherwise it is requested. The server serves both
 //! from its watch cache, so all nodes can list at the same moment. If the server rejects the
 //! resource version of a list, the follower requests the newest state in pages, which old servers
@@ -57,9 +57,9 @@ use self::follower::Follower;
 use self::resource::{EndpointSlices, Nodes, OwnNode, ServiceCidrs, Services};
 use self::shared::Shared;
 use self::status::StatusBoard;
-use crate::problem::Problem;
+use crate::cluster::problem::Problem;
+use crate::cluster::store::Event;
 use crate::sources::events::{EventBook, EventTimes, Notice};
-use crate::store::Event;
 
 pub use self::encoding::Encoding;
 pub use self::status::{FollowState, Status};
@@ -161,7 +161,7 @@ impl Default for Timeouts {
 /// A message to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchMessage {
-    /// Objects changed. The first [`Reset`](crate::store::Update::Reset) of a kind is its first
+    /// Objects changed. The first [`Reset`](crate::cluster::store::Update::Reset) of a kind is its first
     /// complete list.
     Event(Event),
     /// The problems of one kind that no [`Event`] carries: problems of our own Node, and objects

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Cleanup;
 use crate::dataplane::ipvs::Kernel as _;
-use crate::op::Op;
+use crate::dataplane::ipvs::op::Op;
 
 /// The pause between two counts of connections.
 const PAUSE: Duration = Duration::from_secs(1);

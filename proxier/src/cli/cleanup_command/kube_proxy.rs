@@ -8,11 +8,11 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use super::Cleanup;
+use crate::cluster::model::Cidr;
 use crate::dataplane::Failure;
 use crate::dataplane::ipvs::Kernel as _;
+use crate::dataplane::ipvs::op::Op;
 use crate::host::predecessor::legacy;
-use crate::model::Cidr;
-use crate::op::Op;
 
 /// The number of attempts. The kernel lowers the count of an ipset's uses some time after it removed a rule.
 const TRIES: u32 = 20;

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use crate::cluster::model::Family;
+use crate::dataplane::ipvs::observed::LocalAddresses;
+use crate::dataplane::ipvs::op::AddressForm;
 use crate::host::predecessor::Leftovers;
 use crate::host::predecessor::signs::Sign;
-use crate::model::Family;
-use crate::observed::LocalAddresses;
-use crate::op::AddressForm;
 
 /// The default ports of kube-proxy's servers.
 pub(super) const PORTS: [u16; 2] = [10_256, 10_249];

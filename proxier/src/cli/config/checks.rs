@@ -15,9 +15,9 @@ use super::gates;
 use super::origin::{InvalidSetting, SettingErrors};
 use super::resolve::Resolved;
 use super::values::Values;
-use crate::filter::LocalMode;
+use crate::cluster::model::Cidr;
+use crate::dataplane::ipvs::filter::LocalMode;
 use crate::host::sysctl::{Conntrack, SysctlConfig};
-use crate::model::Cidr;
 use crate::plan::NodePortAddresses;
 
 const NOT_NEGATIVE: &str = "must be greater than or equal to 0";

@@ -12,7 +12,7 @@ use super::kind::{Fault, Kind};
 use super::origin::{Origin, Origins, SettingErrors};
 use super::values::Values;
 use super::{API_VERSION, KIND};
-use crate::yaml;
+use crate::util::yaml;
 
 /// The largest accepted file, in bytes. A ConfigMap cannot be larger.
 const MAX_LENGTH: usize = 1 << 20;

@@ -11,9 +11,9 @@ use super::checks::Checks;
 use super::gates;
 use super::origin::SettingErrors;
 use super::resolve::Resolved;
-use crate::filter::{LocalMode, MarkBit};
+use crate::cluster::model::Cidr;
+use crate::dataplane::ipvs::filter::{LocalMode, MarkBit};
 use crate::host::sysctl::SysctlConfig;
-use crate::model::Cidr;
 use crate::plan::NodePortAddresses;
 use crate::sources::watch::Encoding;
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-use crate::model::Family;
+use crate::cluster::model::Family;
 use crate::observe::instruments::{FAMILIES, family_name};
 
 /// The series of each family.

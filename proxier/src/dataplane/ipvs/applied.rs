@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::conntrack::Swept;
 use crate::dataplane::ipvs::KernelParts;
+use crate::dataplane::ipvs::conntrack::Swept;
+use crate::dataplane::ipvs::op::{Op, Ops};
 use crate::dataplane::{Failure, Outcome};
-use crate::op::{Op, Ops};
 
 /// The changes of a round and their failures.
 #[derive(Clone, Debug, Default)]

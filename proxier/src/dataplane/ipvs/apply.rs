@@ -20,9 +20,9 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use super::{Applied, Ipvs, Kernel, Outcomes, Wanted};
+use crate::dataplane::ipvs::op::{Op, Ops};
 use crate::dataplane::{Extent, Failure, Planned};
-use crate::frontend::Frontend;
-use crate::op::{Op, Ops};
+use crate::plan::frontend::Frontend;
 
 impl<K: Kernel> Ipvs<K> {
     /// Applies the Ops of a round.

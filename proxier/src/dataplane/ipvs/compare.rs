@@ -7,14 +7,14 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use super::{Ipvs, Kernel, KernelParts, Wanted};
-use crate::dataplane::{Extent, Planned};
-use crate::diff::{
+use crate::cluster::model::ObjectName;
+use crate::cluster::store::Snapshot;
+use crate::dataplane::ipvs::diff::{
     DeletionRules, diff, diff_address, diff_carrier, diff_server, diff_stale_server, sort,
 };
-use crate::ledger::Ledger;
-use crate::model::ObjectName;
-use crate::op::Ops;
-use crate::store::Snapshot;
+use crate::dataplane::ipvs::ledger::Ledger;
+use crate::dataplane::ipvs::op::Ops;
+use crate::dataplane::{Extent, Planned};
 
 impl<K: Kernel> Ipvs<K> {
     /// Returns the Ops that lead from the observed state to the plan, in the order to apply them.

@@ -6,11 +6,11 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use super::{Kernel, Wanted};
-use crate::conntrack::{Stale, Strays, Swept};
 use crate::dataplane::Failure;
-use crate::observed::ObservedServer;
-use crate::op::Op;
-use crate::timer::Timer;
+use crate::dataplane::ipvs::conntrack::{Stale, Strays, Swept};
+use crate::dataplane::ipvs::observed::ObservedServer;
+use crate::dataplane::ipvs::op::Op;
+use crate::util::timer::Timer;
 
 /// The pause after a failed sweep.
 const RETRY: Duration = Duration::from_secs(5);

@@ -10,11 +10,11 @@ use std::net::IpAddr;
 use ipvs_netlink::{Forwarding, ServiceKey};
 
 use super::{Ipvs, Kernel, Wanted};
+use crate::cluster::model::ServicePortName;
 use crate::dataplane::Planned;
-use crate::frontend::Frontend;
-use crate::model::ServicePortName;
-use crate::observed::Observed;
-use crate::op::AddressForm;
+use crate::dataplane::ipvs::observed::Observed;
+use crate::dataplane::ipvs::op::AddressForm;
+use crate::plan::frontend::Frontend;
 use crate::plan::{FrontendKind, ServiceAddresses};
 
 /// The virtual servers that an earlier service proxy may have left.

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ipvs_netlink as ipvs;
 
-use crate::frontend::Frontend;
-use crate::marks::{MarkKey, Marks};
-use crate::model::{Protocol, ServicePortName};
+use crate::cluster::model::{Protocol, ServicePortName};
+use crate::dataplane::ipvs::marks::{MarkKey, Marks};
+use crate::plan::frontend::Frontend;
 use crate::plan::{Desired, FrontendPlan};
 
 /// The marks of all frontends of a plan. The frontends of a Service port have one mark for each family.

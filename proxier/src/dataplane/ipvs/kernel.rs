@@ -10,14 +10,14 @@ use std::sync::Arc;
 use ipvs_netlink::{SchedulerName, ServiceKey};
 
 use super::Wanted;
-use crate::conntrack::{Stale, Swept};
+use crate::cluster::problem::Problem;
+use crate::dataplane::ipvs::conntrack::{Stale, Swept};
+use crate::dataplane::ipvs::marks::MarkKey;
+use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
+use crate::dataplane::ipvs::op::Op;
+use crate::dataplane::ipvs::split_map::SplitMap;
 use crate::dataplane::{Failure, Outcome};
-use crate::marks::MarkKey;
-use crate::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
-use crate::op::Op;
 use crate::plan::{Capabilities, Changed, Machine};
-use crate::problem::Problem;
-use crate::split_map::SplitMap;
 
 /// The most Ops of one call, if the dataplane does not sort them itself.
 ///
@@ -97,7 +97,7 @@ pub trait Kernel {
         true
     }
 
-    /// Reads the state that [`crate::diff`] compares with what is `wanted`.
+    /// Reads the state that [`crate::dataplane::ipvs::diff`] compares with what is `wanted`.
     ///
     /// No virtual server that is desired or of `known` is missing. Destinations that equal the desired ones
     /// share their memory.

@@ -7,9 +7,9 @@ use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
 use super::{Ipvs, Kernel, Wanted};
+use crate::dataplane::ipvs::observed::ObservedServer;
+use crate::dataplane::ipvs::op::{AddressForm, Op, Ops};
 use crate::dataplane::{Failure, Outcome, Planned};
-use crate::observed::ObservedServer;
-use crate::op::{AddressForm, Op, Ops};
 
 impl<K: Kernel> Ipvs<K> {
     /// Ends the retries of what `ops`, all of this round, have achieved.

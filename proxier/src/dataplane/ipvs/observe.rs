@@ -8,8 +8,8 @@ use ipvs_netlink as ipvs;
 
 use super::state::address_drift;
 use super::{Ipvs, Kernel, KernelParts, Wanted};
+use crate::dataplane::ipvs::ledger::Owned;
 use crate::dataplane::{Failure, Planned};
-use crate::ledger::Owned;
 use crate::plan::{Capabilities, Changed};
 
 impl<K: Kernel> Ipvs<K> {

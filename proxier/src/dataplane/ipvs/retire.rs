@@ -1,7 +1,7 @@
 //! Retiring: virtual servers that an edit of their Service made stale keep their connections.
 //!
 //! An edit of a Service must not break a connection whose endpoint exists. So the stale virtual servers
-//! are retired ([`crate::ledger::Retired`]): their frontends reject new connections, and their addresses
+//! are retired ([`crate::dataplane::ipvs::ledger::Retired`]): their frontends reject new connections, and their addresses
 //! stay local. If the Service is deleted, its retired virtual servers are deleted at once.
 
 use std::collections::BTreeSet;
@@ -11,12 +11,12 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use super::{Ipvs, Kernel, Wanted};
+use crate::cluster::model::{Protocol, ServicePortName};
+use crate::cluster::store::{Snapshot, Touched};
+use crate::dataplane::ipvs::observed::CountedServer;
 use crate::dataplane::{Failure, Planned};
-use crate::frontend::Frontend;
-use crate::model::{Protocol, ServicePortName};
-use crate::observed::CountedServer;
 use crate::plan;
-use crate::store::{Snapshot, Touched};
+use crate::plan::frontend::Frontend;
 
 /// Marks with fewer bits may be those of other programs.
 const FEW_BITS: u32 = 9;

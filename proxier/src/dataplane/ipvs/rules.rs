@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use super::{Kernel, Wanted};
 use crate::dataplane::Failure;
-use crate::filter::{Content, Filter, FilterConfig};
-use crate::ledger::{Ledger, WrittenRules};
-use crate::timer::Timer;
+use crate::dataplane::ipvs::filter::{Content, Filter, FilterConfig};
+use crate::dataplane::ipvs::ledger::{Ledger, WrittenRules};
+use crate::util::timer::Timer;
 
 /// The packet rules, and when a refused write is tried again.
 #[derive(Debug)]

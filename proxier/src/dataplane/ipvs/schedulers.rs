@@ -12,7 +12,7 @@ use ipvs_netlink::SchedulerName;
 
 use super::Kernel;
 use crate::plan::{Changed, Desired};
-use crate::timer::Timer;
+use crate::util::timer::Timer;
 
 /// The time after which the kernel is asked again for a missing scheduler, whose module may be loaded then.
 const ASK_AGAIN: Duration = Duration::from_secs(300);

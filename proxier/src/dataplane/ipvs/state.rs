@@ -8,13 +8,13 @@ use ipvs_netlink::{Family, ServiceKey};
 use super::foreign::Inherited;
 use super::kernel::Portion;
 use super::{Kernel, KernelParts, Wanted};
+use crate::cluster::problem::Problem;
 use crate::dataplane::Failure;
-use crate::ledger::Owned;
-use crate::observed::{Carrier, Observed};
+use crate::dataplane::ipvs::ledger::Owned;
+use crate::dataplane::ipvs::observed::{Carrier, Observed};
+use crate::dataplane::ipvs::split_map::SplitMap;
 use crate::plan::Desired;
-use crate::problem::Problem;
-use crate::split_map::SplitMap;
-use crate::timer::Timer;
+use crate::util::timer::Timer;
 
 /// The longest time between two resyncs that read all virtual servers over netlink; in large tables
 /// [`rarity`] multiplies it.

@@ -13,9 +13,9 @@ use std::net::IpAddr;
 use ipvs_netlink as ipvs;
 
 use super::InsideMarks;
-use crate::definition::ServerDefinition;
-use crate::frontend::Frontend;
-use crate::model::{Family, ServicePortName};
+use crate::cluster::model::{Family, ServicePortName};
+use crate::dataplane::ipvs::definition::ServerDefinition;
+use crate::plan::frontend::Frontend;
 use crate::plan::{Balancing, Desired, Endpoints, FrontendKind, FrontendPlan, has_endpoint};
 
 /// The plan in the terms of IPVS.

@@ -12,11 +12,11 @@ use rustix::io::Errno;
 
 use super::convert::{socket, thresholds};
 use super::{Failure, Userspace, refused};
+use crate::cluster::model::{ObjectName, Protocol};
+use crate::cluster::problem::Problem;
 use crate::dataplane::ipvs::Wanted;
-use crate::frontend::Frontend;
-use crate::model::{ObjectName, Protocol};
-use crate::op::Op;
-use crate::problem::Problem;
+use crate::dataplane::ipvs::op::Op;
+use crate::plan::frontend::Frontend;
 
 /// The maximum number of endpoints that a Problem names.
 const SAMPLES: usize = 3;

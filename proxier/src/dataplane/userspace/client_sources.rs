@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use relay::LocalAnswers;
 
+use crate::cluster::model::{Family, SourceAddress};
 use crate::dataplane::answer_path::AnswerPath;
-use crate::frontend::Frontend;
-use crate::model::{Family, SourceAddress};
+use crate::plan::frontend::Frontend;
 use crate::plan::{Changed, Desired, Machine, RelayOptions};
 
 /// The frontends that ask for clients' addresses, and what they need of the kernel.

@@ -7,7 +7,7 @@ use ipvs_netlink as ipvs;
 use relay::{Handling, PoolConfig, Transport};
 use schedulers::{Family, Flags, Options, Thresholds};
 
-use crate::model::Protocol;
+use crate::cluster::model::Protocol;
 use crate::plan::RelayOptions;
 
 pub(super) fn pool_config(service: &ipvs::Service) -> PoolConfig {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ipvs_netlink as ipvs;
 
-use crate::model::Networks;
+use crate::cluster::model::Networks;
 use crate::plan::RelayOptions;
 
 /// The terms of all frontends, by the key of their virtual server.

@@ -7,8 +7,8 @@ use ipvs_netlink as ipvs;
 use serde::Serialize;
 
 use super::ProblemEntry;
+use crate::cluster::problem::Problem;
 use crate::explain::shadow::{Affected, Comparison, Difference, Finding, Summary};
-use crate::problem::Problem;
 
 /// Returns the changes as text: one line for each difference, under the name of its Service, and a line with
 /// the numbers.

@@ -8,8 +8,8 @@ use super::change::Listed;
 use super::{
     Affected, Change, ChangeCause, Compared, Difference, DocumentedRule, has_foreign_carrier, rule,
 };
-use crate::destinations::key_of;
-use crate::model::{ObjectName, Protocol, TrafficPolicy};
+use crate::cluster::model::{ObjectName, Protocol, TrafficPolicy};
+use crate::dataplane::ipvs::destinations::key_of;
 use crate::plan::{FrontendKind, SelectedEndpoint};
 
 /// A part of the present table that breaks a rule.

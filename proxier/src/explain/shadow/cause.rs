@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::model::ObjectName;
-use crate::op::CARRIER;
+use crate::cluster::model::ObjectName;
+use crate::dataplane::ipvs::op::CARRIER;
 use crate::plan::FrontendKind;
 
 /// The reason of a change; prints as a clause: `the endpoint is not ready`.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipvs_netlink as ipvs;
 
-use crate::op::CARRIER;
+use crate::dataplane::ipvs::op::CARRIER;
 
 /// A change of the kernel; prints in the imperative: `add destination 10.244.1.2:8080`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

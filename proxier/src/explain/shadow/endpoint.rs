@@ -3,9 +3,9 @@
 use ipvs_netlink as ipvs;
 
 use super::{ChangeCause, Compared};
+use crate::cluster::model::{Endpoint, EndpointSlice, TrafficPolicy};
 use crate::dataplane::ipvs::WantedServer;
-use crate::frontend::Frontend;
-use crate::model::{Endpoint, EndpointSlice, TrafficPolicy};
+use crate::plan::frontend::Frontend;
 
 /// Returns why `server` gets the destination `key`.
 pub(super) fn selected(

@@ -4,9 +4,9 @@ use ipvs_netlink as ipvs;
 
 use super::{Change, ChangeCause, Compared, endpoint};
 use crate::dataplane::ipvs::WantedServer;
-use crate::definition::ServerDefinition;
-use crate::destinations::key_of;
-use crate::op::Op;
+use crate::dataplane::ipvs::definition::ServerDefinition;
+use crate::dataplane::ipvs::destinations::key_of;
+use crate::dataplane::ipvs::op::Op;
 
 /// Returns the changes that `op` makes to the virtual server `key`, each with its cause.
 ///
@@ -159,7 +159,7 @@ fn properties(
 fn annotates(
     server: &WantedServer<'_>,
     view: &Compared<'_>,
-    test: impl Fn(&crate::model::Annotations) -> bool,
+    test: impl Fn(&crate::cluster::model::Annotations) -> bool,
 ) -> bool {
     let service = view.snapshot.service(&server.owner().service);
     let annotations = service.and_then(|service| service.annotations);

@@ -4,7 +4,7 @@
 //! `KUBE-KUBELET-CANARY`, `KUBE-IPTABLES-HINT` and, before Kubernetes 1.28, `KUBE-MARK-DROP`;
 //! kube-router's `KUBE-ROUTER-..` and CRI-O's `KUBE-HP-..`.
 
-use crate::model::Family;
+use crate::cluster::model::Family;
 
 /// A table of iptables and kube-proxy's chains in it.
 struct TableNames {

@@ -1,6 +1,6 @@
 //! The table of metrics.
 
-use crate::model::Family;
+use crate::cluster::model::Family;
 
 /// A metric.
 #[derive(Debug)]

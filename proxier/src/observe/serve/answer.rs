@@ -11,7 +11,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use super::body::AnswerBody;
 use super::view::View;
 use super::{health_body, statusz};
-use crate::model::Family;
+use crate::cluster::model::Family;
 
 /// An answer with its body.
 pub(super) type Answer = Response<AnswerBody>;
@@ -145,7 +145,7 @@ mod tests {
     use http_body_util::BodyExt as _;
 
     use super::*;
-    use crate::model::ObjectName;
+    use crate::cluster::model::ObjectName;
     use crate::observe::health::{ApiView, Facts, Limits, NodeState};
     use crate::observe::serve::ProcessInfo;
     use crate::plan::HealthCheck;

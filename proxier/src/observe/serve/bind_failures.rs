@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::answer::Site;
-use crate::model::ObjectName;
+use crate::cluster::model::ObjectName;
 use crate::sources::events::{Notice, Regarding};
 
 /// The present failures. The servers write them; the daemon reports them after each round.

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use super::view::View;
-use crate::model::{Family, ObjectName};
+use crate::cluster::model::{Family, ObjectName};
 
 /// The body of `/healthz` and `/livez`, in kube-proxy's order; `reasons` is ours.
 #[derive(Serialize)]

@@ -12,7 +12,7 @@ use super::listener::{self, HttpService};
 use super::pool::ConnectionPool;
 use super::view::Viewer;
 use super::{BIND_PAUSE, MAX_CONNECTIONS, socket};
-use crate::model::Family;
+use crate::cluster::model::Family;
 use crate::plan::HealthCheck;
 
 /// The planned health checks, by port. The daemon writes what changed; the servers read it.

@@ -9,7 +9,7 @@ use ipvs_netlink as ipvs;
 use metrics::{counter, gauge};
 
 use super::body::AnswerBody;
-use crate::dataplane::linux::CounterReader;
+use crate::dataplane::ipvs::linux::CounterReader;
 use crate::observe::instruments::Exporter;
 use crate::observe::traffic::{self, HeldTraffic, Owners, ReadPages, Traffic, TrafficText};
 use crate::sources::watch;

@@ -8,13 +8,13 @@ use std::time::{Duration, SystemTime};
 use lab::net::unused_port;
 
 use super::*;
-use crate::clock;
-use crate::model::{Family, ObjectName};
+use crate::cluster::model::{Family, ObjectName};
 use crate::observe::health::NodeState;
 use crate::observe::instruments::Exporter;
 use crate::observe::traffic::Owners;
 use crate::plan::HealthCheck;
 use crate::sources::events::{Notice, Regarding};
+use crate::util::clock;
 
 /// Servers at unused ports of 127.0.0.1.
 struct Running {

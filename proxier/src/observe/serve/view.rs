@@ -10,11 +10,11 @@ use super::answer::{self, Answer, Site};
 use super::bind_failures::BindFailures;
 use super::scrape::Scraper;
 use super::{ServeConfig, Sources};
-use crate::clock;
-use crate::model::Family;
+use crate::cluster::model::Family;
 use crate::observe::health::{ApiView, Facts, HealthVerdict, Limits};
 use crate::plan::HealthCheck;
 use crate::sources::watch;
+use crate::util::clock;
 
 /// How often samples of histograms move into their buckets.
 const UPKEEP_PAUSE: Duration = Duration::from_secs(5);

@@ -261,7 +261,7 @@ fn labels(key: &ipvs::ServiceKey, owner: &Owner) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ObjectName, ServicePortName};
+    use crate::cluster::model::{ObjectName, ServicePortName};
     use crate::observe::traffic::ReadPages;
 
     fn entry(last: u8, connections: u64) -> ipvs::ServiceEntry {

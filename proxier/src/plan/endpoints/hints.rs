@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Topology;
-use crate::model::{Endpoint, Hints};
+use crate::cluster::model::{Endpoint, Hints};
 
 /// The restriction that topology hints put on the endpoints of a Service port.
 ///

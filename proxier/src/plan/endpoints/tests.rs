@@ -2,11 +2,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::*;
-use crate::model::{
+use crate::cluster::model::{
     Annotations, Location, Node, NodeLocation, ObjectName, Protocol, SlicePort, TrafficPolicy,
     Weights,
 };
-use crate::store::{Event, Parsed, Snapshot, Touched, Update};
+use crate::cluster::store::{Event, Parsed, Snapshot, Touched, Update};
 
 /// A Service with one unnamed TCP port, seen from node `here` in zone `a` of region `r`.
 struct Scene {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::model::{Endpoint, TopologyKey};
-use crate::store::Snapshot;
+use crate::cluster::model::{Endpoint, TopologyKey};
+use crate::cluster::store::Snapshot;
 
 /// The position of this node in the cluster.
 pub(in crate::plan) struct Topology<'a> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Topology;
-use crate::model::{Endpoint, Weights};
+use crate::cluster::model::{Endpoint, Weights};
 
 /// The weight of endpoints of a Service without the annotation. kube-proxy sets the same weight.
 const DEFAULT: u16 = 1;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::Footprint;
-use crate::frontend::Frontend;
 use crate::plan::Desired;
+use crate::plan::frontend::Frontend;
 
 /// The changes of the plan by an update.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

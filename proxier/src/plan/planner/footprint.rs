@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::frontend::Frontend;
+use crate::cluster::problem::Problem;
+use crate::plan::frontend::Frontend;
 use crate::plan::service::Requirements;
-use crate::problem::Problem;
 
 /// The parts of the plan that one Service required.
 #[derive(Clone, Debug)]

@@ -245,7 +245,7 @@ impl EventBook {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::Problem;
+    use crate::cluster::problem::Problem;
 
     const fn secs(secs: u64) -> Duration {
         Duration::from_secs(secs)

@@ -11,8 +11,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::inventory::Located;
 use super::pool::{Assigned, Numbers, Pool};
-use crate::api::{self, Scalar, parse_address, parse_family};
-use crate::model::{Cidr, Family, ObjectName};
+use crate::cluster::api::{self, Scalar, parse_address, parse_family};
+use crate::cluster::model::{Cidr, Family, ObjectName};
 
 /// The maximum number of addresses that are used of a network; only IPv6 networks have more.
 const MAX_SIZE: u64 = 1 << 32;

@@ -4,8 +4,8 @@ use serde::Deserialize as _;
 
 use super::kind::Object;
 use super::list::Document;
-use crate::problem::Problem;
-use crate::yaml;
+use crate::cluster::problem::Problem;
+use crate::util::yaml;
 
 /// The maximum length of a syntax error's message, in characters.
 const MAX_MESSAGE: usize = 200;

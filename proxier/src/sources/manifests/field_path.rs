@@ -123,7 +123,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api;
+    use crate::cluster::api;
 
     #[test]
     fn errors_name_the_field_of_the_wrong_type() {

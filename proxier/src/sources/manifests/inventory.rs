@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::document::{self, ManifestObject};
 use super::kind::Object;
 use super::{Allocated, Loaded, Options, addresses, node_ports};
-use crate::api::{self, Scalar, WireObject as _};
-use crate::model::{self, ObjectName};
-use crate::problem::{Problem, Source};
-use crate::store::{Event, Interner, ObjectKind, Parsed, Update};
+use crate::cluster::api::{self, Scalar, WireObject as _};
+use crate::cluster::model::{self, ObjectName};
+use crate::cluster::problem::{Problem, Source};
+use crate::cluster::store::{Event, Interner, ObjectKind, Parsed, Update};
 
 /// The objects that were read so far.
 #[derive(Default)]

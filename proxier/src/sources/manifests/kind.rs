@@ -3,8 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::field_path;
-use crate::api;
-use crate::problem::Problem;
+use crate::cluster::api;
+use crate::cluster::problem::Problem;
 
 /// An object of a kind that the proxy uses.
 #[derive(Debug)]

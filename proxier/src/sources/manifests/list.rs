@@ -13,7 +13,7 @@ use serde_saphyr::Spanned;
 
 use super::document::ManifestObject;
 use super::kind::{Kind, Single};
-use crate::problem::Problem;
+use crate::cluster::problem::Problem;
 
 /// A document, or the value of a list's `items`.
 pub(super) enum Document {

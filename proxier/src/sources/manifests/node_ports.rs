@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use super::addresses::moved;
 use super::inventory::Located;
 use super::pool::{Assigned, Numbers, Pool};
-use crate::api::{self, Scalar, ServiceSpec};
-use crate::model::ObjectName;
+use crate::cluster::api::{self, Scalar, ServiceSpec};
+use crate::cluster::model::ObjectName;
 
 /// The first port of the API server's default range.
 const FIRST: u16 = 30_000;

@@ -12,8 +12,8 @@ use tokio::sync::watch;
 
 use super::connection::{Connection, Outgoing};
 use super::failure::RequestFailure;
-use crate::clock;
 use crate::sources::events::{EventBook, EventTimes, Notice, Regarding, Task, series};
+use crate::util::clock;
 
 /// The longest response that is read, in bytes.
 const MAX_BODY: usize = 64 << 10;

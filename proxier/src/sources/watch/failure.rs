@@ -11,8 +11,8 @@ use super::backoff::Reach;
 use super::body::{NotAList, TooLong};
 use super::object::EncodedObject;
 use super::redaction;
-use crate::api::FromProtobuf;
-use crate::api::protobuf::Fields;
+use crate::cluster::api::FromProtobuf;
+use crate::cluster::api::protobuf::Fields;
 
 /// Why a list or watch request failed.
 #[derive(Debug)]

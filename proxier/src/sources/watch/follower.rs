@@ -18,10 +18,10 @@ use super::query::{Query, Since};
 use super::resource::Resource;
 use super::shared::Shared;
 use super::status::{Entry, FollowState};
-use crate::clock;
-use crate::conditions::{Coverage, LastingConditions};
-use crate::problem::Problem;
-use crate::store::{ObjectList, Parsed, Update};
+use crate::cluster::problem::Problem;
+use crate::cluster::store::{ObjectList, Parsed, Update};
+use crate::util::clock;
+use crate::util::conditions::{Coverage, LastingConditions};
 
 /// Lists and watches one kind.
 pub(super) struct Follower<'a, R> {

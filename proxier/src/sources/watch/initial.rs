@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::failure::RequestFailure;
-use crate::store::{ObjectKind, ObjectList, Parsed, Update};
+use crate::cluster::store::{ObjectKind, ObjectList, Parsed, Update};
 
 /// The objects of a streaming list that is not complete.
 ///

@@ -6,11 +6,11 @@ use serde_json::value::RawValue;
 use super::body::{MAX_OBJECT, unwrap_object};
 use super::encoding::Encoding;
 use super::resource::Resource;
-use crate::api::protobuf::{Fields, first_field};
-use crate::api::{self, FromProtobuf, ProtobufError, Scalar, WireObject as _};
-use crate::model::ObjectName;
-use crate::problem::Problem;
-use crate::store::{Interner, Parsed};
+use crate::cluster::api::protobuf::{Fields, first_field};
+use crate::cluster::api::{self, FromProtobuf, ProtobufError, Scalar, WireObject as _};
+use crate::cluster::model::ObjectName;
+use crate::cluster::problem::Problem;
+use crate::cluster::store::{Interner, Parsed};
 
 /// An object as it arrived.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use kube::config::KubeconfigError;
 
-use crate::yaml;
+use crate::util::yaml;
 
 /// Returns the reason of an error whose own text quotes a kubeconfig; `None` for an error whose text has no
 /// credential.

@@ -3,10 +3,10 @@
 use serde::Deserialize;
 
 use super::encoding::ObjectForm;
-use crate::api::{self, FromProtobuf, WireObject};
-use crate::model;
-use crate::problem::Problem;
-use crate::store::{Event, ObjectKind, Update};
+use crate::cluster::api::{self, FromProtobuf, WireObject};
+use crate::cluster::model;
+use crate::cluster::problem::Problem;
+use crate::cluster::store::{Event, ObjectKind, Update};
 
 /// A kind that can be listed and watched.
 pub(super) trait Resource: Send + 'static {

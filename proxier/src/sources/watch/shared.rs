@@ -8,7 +8,7 @@ use super::connection::Connection;
 use super::encoding::{AcceptHeaders, Encoding};
 use super::resource::Resource;
 use super::{Timeouts, WatchMessage};
-use crate::store::Interner;
+use crate::cluster::store::Interner;
 
 /// The values that all followers share.
 pub(super) struct Shared {

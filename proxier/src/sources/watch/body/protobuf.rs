@@ -7,7 +7,7 @@
 //! ```
 
 use super::{KEPT, MAX_ENVELOPE, MAX_OBJECT, NotAList, TooLong};
-use crate::api::protobuf::{FieldContent, FieldHead, ProtobufError, first_field};
+use crate::cluster::api::protobuf::{FieldContent, FieldHead, ProtobufError, first_field};
 
 /// The first bytes of each message that is not part of another one.
 const MAGIC: [u8; 4] = *b"k8s\0";

@@ -23,7 +23,7 @@ use tokio::time::{sleep, timeout};
 use super::credential::{bearer, present};
 use super::pem::Pem;
 use super::tls;
-use crate::yaml;
+use crate::util::yaml;
 
 /// The most bytes that are read of each output. A plugin that writes more gets SIGPIPE.
 const MAX_OUTPUT: u64 = 1 << 20;

@@ -1,0 +1,115 @@
+//! The configuration of the packet rules, and the facts of our Node that they use.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use crate::cluster::model::{Cidr, Family, Node};
+
+/// The configuration of the packet rules; the default is kube-proxy's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilterConfig {
+    /// Masquerade all connections to cluster IPs (`--masquerade-all`).
+    pub masquerade_all: bool,
+    /// The bit of packet marks that means "masquerade" (`--iptables-masquerade-bit`).
+    ///
+    /// It is set on packets of Services on their way through this node, and cleared before they
+    /// leave. Packets that another program marks with it are masqueraded too: the bit is
+    /// kube-proxy's, and plugins set it through KUBE-MARK-MASQ.
+    pub masquerade_bit: MarkBit,
+    /// How clients inside the cluster are recognised (`--detect-local-mode`).
+    pub local_mode: LocalMode,
+    /// Whether service addresses with endpoints answer pings.
+    pub answer_ping: bool,
+    /// The bit of packet marks by which our rules in input chains of other programs accept packets for
+    /// frontends (`--input-accept-bit`); `None` without such rules (`--input-drop=warn`).
+    pub input_accept_bit: Option<MarkBit>,
+    /// Whether a table of family `arp` hides load-balancer and external addresses on this node's links
+    /// (`--arp=services`).
+    pub hides_arp: bool,
+    /// The cluster's node ports. Masquerading chooses other source ports, if there are any.
+    pub node_ports: RangeInclusive<u16>,
+}
+
+impl Default for FilterConfig {
+    fn default() -> Self {
+        Self {
+            masquerade_all: false,
+            masquerade_bit: MarkBit::MASQUERADE,
+            local_mode: LocalMode::default(),
+            answer_ping: false,
+            input_accept_bit: None,
+            hides_arp: false,
+            node_ports: 30_000..=32_767,
+        }
+    }
+}
+
+/// The position of a bit in packet marks, 0 to 31.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MarkBit(u8);
+
+impl MarkBit {
+    /// kube-proxy's bit for "masquerade".
+    pub const MASQUERADE: Self = Self(14);
+
+    /// The default of `--input-accept-bit`. No known program uses bit 12: Istio uses lower bits, the plugin
+    /// portmap 13, kube-proxy 14 and 15, Calico higher ones.
+    pub const INPUT_ACCEPT: Self = Self(12);
+
+    /// Returns the bit at `position`; `None` above 31.
+    pub fn new(position: u8) -> Option<Self> {
+        (position < 32).then_some(Self(position))
+    }
+
+    /// Returns the mark in which only this bit is set.
+    pub fn mark(self) -> u32 {
+        1 << self.0
+    }
+}
+
+/// How clients inside the cluster are recognised: `--detect-local-mode` with its argument.
+///
+/// In every mode, processes of the node get the endpoints for clients inside the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LocalMode {
+    /// `ClusterCIDR`: by source addresses in these networks (`--cluster-cidr`). In a family without
+    /// networks, no client is recognised.
+    ClusterCidr(Vec<Cidr>),
+    /// `NodeCIDR`: by source addresses in the pod networks of our Node.
+    NodeCidr,
+    /// `BridgeInterface`: by this input interface (`--pod-bridge-interface`).
+    BridgeInterface(Arc<str>),
+    /// `InterfaceNamePrefix`: by the start of the input interface's name
+    /// (`--pod-interface-name-prefix`).
+    InterfaceNamePrefix(Arc<str>),
+}
+
+impl Default for LocalMode {
+    fn default() -> Self {
+        Self::ClusterCidr(Vec::new())
+    }
+}
+
+/// The facts of our Node object on which the rules depend.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NodeFacts {
+    /// The main addresses, at most one per family. The node's own connections to service addresses
+    /// have them as their source.
+    pub(super) addresses: Vec<IpAddr>,
+    /// The networks of the node's Pods.
+    pub(super) pod_cidrs: Vec<Cidr>,
+}
+
+impl NodeFacts {
+    pub(super) fn of(node: Option<&Node>) -> Self {
+        let Some(node) = node else {
+            return Self::default();
+        };
+        let families = [Family::V4, Family::V6].into_iter();
+        Self {
+            addresses: families.filter_map(|family| node.address(family)).collect(),
+            pod_cidrs: node.pod_cidrs.clone(),
+        }
+    }
+}

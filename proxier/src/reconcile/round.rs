@@ -1,0 +1,88 @@
+//! The steps of a round.
+//!
+//! ```text
+//!  plan ─▶ observe ─▶ retire ─▶ changes ─▶ apply
+//! ```
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::{Cluster, Proxier};
+use crate::cluster::store::Touched;
+use crate::dataplane::{Dataplane, Extent, Failure};
+use crate::plan::Changed;
+
+impl<D: Dataplane> Proxier<D> {
+    /// Makes a round at `now`, in time since boot.
+    pub(super) fn round(&mut self, extent: Extent, now: Duration) -> Result<D::Applied, Failure> {
+        // The times of these lines show where a slow round spends its time.
+        tracing::trace!(?extent, "round: begins");
+        let changes = self.prepare(extent, now)?;
+        tracing::trace!("round: prepared");
+        let planned = self.cluster.planned();
+        Ok(self.dataplane.apply(planned, changes, extent, now))
+    }
+
+    /// Makes a round up to its changes, which are not applied.
+    pub(super) fn prepare(&mut self, extent: Extent, now: Duration) -> Result<D::Changes, Failure> {
+        if extent == Extent::All {
+            self.read_machine()?;
+        }
+        let touched = &self.cluster.input.touched;
+        (self.dataplane).begin(self.cluster.planned(), touched, extent, now)?;
+        let touched = std::mem::replace(&mut self.cluster.input.touched, Touched::none());
+        self.plan(touched, now);
+        let planned = self.cluster.planned();
+        if self.dataplane.observe(planned, extent, now)? {
+            self.plan(Touched::none(), now);
+        }
+        let planned = self.cluster.planned();
+        let kept = self.dataplane.retire(planned, extent, now)?;
+        self.keep_addresses(kept, now);
+        let planned = self.cluster.planned();
+        self.dataplane.changes(planned, extent, now)
+    }
+
+    fn read_machine(&mut self) -> Result<(), Failure> {
+        let mut machine = self.dataplane.machine()?;
+        let before = &mut self.cluster.machine;
+        machine.peers.api_servers = std::mem::take(&mut before.peers.api_servers);
+        *before = machine;
+        Ok(())
+    }
+
+    /// Plans the touched Services, until the dataplane can serve the plan.
+    fn plan(&mut self, mut touched: Touched, now: Duration) {
+        loop {
+            let Cluster {
+                input,
+                planner,
+                machine,
+            } = &mut self.cluster;
+            let capabilities = self.dataplane.capabilities();
+            let changed = planner.update(&input.snapshot, machine, capabilities, touched);
+            // Each pass finds another thing that the dataplane cannot do, so the loop ends.
+            if !self.follow(changed, now) {
+                return;
+            }
+            touched = Touched::none();
+        }
+    }
+
+    /// Plans these service addresses as local, though no frontend may have them.
+    fn keep_addresses(&mut self, kept: BTreeSet<IpAddr>, now: Duration) {
+        let Cluster { input, planner, .. } = &mut self.cluster;
+        if kept != *planner.kept_addresses() {
+            let changed = planner.keep_addresses(kept, &input.snapshot);
+            self.follow(changed, now);
+        }
+    }
+
+    fn follow(&mut self, changed: Changed, now: Duration) -> bool {
+        let planned = self.cluster.planned();
+        let needs_plan = self.dataplane.follow(planned, &changed, now);
+        self.untaken.extend(changed);
+        needs_plan
+    }
+}
