@@ -1,8 +1,8 @@
 //! What serves the plan, behind a trait.
 //!
-//! * [`ipvs`]: IPVS, routes and packet rules. Its [`ipvs::Kernel`] is a real kernel ([`linux`]), one in memory
+//! * [`ipvs`]: IPVS, routes and packet rules. Its [`ipvs::Kernel`] is a real kernel ([`ipvs::linux`]), one in memory
 //!   (`fake`, for tests), a relay in this process instead of IPVS ([`userspace`]), or a real kernel with a relay for loopback
-//!   addresses ([`companion`]).
+//!   addresses ([`ipvs::companion`]).
 
 use std::collections::BTreeSet;
 use std::fmt;

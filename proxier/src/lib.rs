@@ -1,14 +1,13 @@
 //! The daemon and the command line of ipvs-proxier.
 //!
 //! ```text
-//!  manifests ──▶ api ──Event──▶ store ──▶ plan ──▶ diff ──▶ dataplane
-//!    files to     objects to    Snapshot  Desired    Ops    Outcome per Op
-//!    objects      the model               (pure)   (pure)   (syscalls)
+//!  sources ──Event──▶ cluster ──▶ plan ──▶ dataplane ──▶ the kernel, or a relay
+//!  API server,        Snapshot    Desired   Changes
+//!  files
 //! ```
 //!
-//! Objects of the API server follow the same path; [`sources::watch`] then replaces `manifests`. [`sync`] runs
-//! one round, from the plan to the dataplane. Bad input becomes a [`problem::Problem`], which affects
-//! only its own object and never stops a round.
+//! [`reconcile`] makes the rounds, from the plan to the dataplane; the [`daemon`] decides when. Bad input becomes a
+//! [`Problem`](cluster::problem::Problem), which affects only its own object and never stops a round.
 //! `ARCHITECTURE.md` has the map and the invariants.
 
 #![expect(

@@ -202,7 +202,7 @@ impl EndpointPool {
 
     /// Removes an endpoint. Returns its connections, or `None` if it does not exist.
     ///
-    /// From then on, [`Lease::is_cut`] of its connections returns true.
+    /// From then on, its connections are cut.
     pub fn remove(&self, address: SocketAddr) -> Option<Counts> {
         let mut state = self.lock();
         let endpoint = state.endpoints.remove(&address)?;

@@ -17,7 +17,7 @@ use nftables::{
     Statement, Table, Verdict,
 };
 
-/// Before [`BEFORE_IPVS_INPUT`], which sets firewall marks.
+/// Before `BEFORE_IPVS_INPUT`, which sets firewall marks.
 pub(super) const BEFORE_INSIDE_INPUT: Hook = Hook::Input(96);
 /// After IPVS (99), for packets that it leaves to processes of this node.
 const AFTER_IPVS_INPUT: Hook = Hook::Input(101);
