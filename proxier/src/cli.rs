@@ -11,12 +11,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::cli::config::{NodeSettings, Resolved};
 use crate::cluster::model::Cidr;
-use crate::daemon::Message;
 use crate::dataplane::Failure;
 use crate::dataplane::ipvs::ledger::{LedgerFile, LedgerLock, LockError};
 use crate::dataplane::ipvs::linux::Linux;
 use crate::plan::{self, PlanConfig};
 use crate::sources::events::EventTimes;
+use crate::sources::message::Message;
 use crate::sources::watch::Watch;
 
 use dataplane_flags::DataplaneKind;

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::cluster::problem::Problem;
 use crate::cluster::store::Event;
 use crate::dataplane::ipvs::filter::Filter;
 use crate::dataplane::ipvs::{Applied, Ipvs, Kernel};
@@ -24,11 +23,10 @@ use crate::observe::health::Board;
 use crate::observe::serve::{BindFailures, HealthCheckPorts};
 use crate::observe::traffic::Owners;
 use crate::reconcile::Proxier;
-use crate::sources::manifests::Loaded;
-use crate::sources::watch::{self, NodeScope, Watch};
+use crate::sources::message::{Message, QUEUE_LENGTH};
+use crate::sources::watch::{NodeScope, Watch};
 use crate::util::clock;
 use crate::util::timer::Timer;
-use nftables::Tampering;
 
 mod address_repairs;
 mod chain_check;
@@ -56,9 +54,6 @@ use publish::Publisher;
 use rules_monitor::RulesMonitor;
 pub(crate) use takeover::Takeover;
 
-/// Capacity of the message queue; senders block when it is full.
-pub(crate) const QUEUE_LENGTH: usize = 1_024;
-
 /// The pause before a round that failed as a whole is tried again; doubled up to the sync period.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
@@ -74,39 +69,6 @@ const LAST_EVENTS: Duration = Duration::from_secs(5);
 /// The time after the other lists at which the log says that our Node is missing. All lists are requested
 /// at the same time, so our Node usually follows within milliseconds.
 const NODE_GRACE: Duration = Duration::from_millis(100);
-
-/// A message to the daemon.
-#[derive(Debug)]
-pub enum Message {
-    /// An event of the API server.
-    Event(Event),
-    /// The objects of the manifests.
-    Manifests(Loaded),
-    /// The present Problems of a kind that no event carries. They replace the earlier ones of this kind.
-    Problems {
-        /// The kind, in the plural.
-        kind: &'static str,
-        /// The Problems.
-        problems: Vec<Problem>,
-    },
-    /// The machine's own addresses changed.
-    MachineChanged,
-    /// Another program changed local routes or the carrier.
-    AddressesChanged,
-    /// Another program changed our packet rules, or a chain that can drop packets of Services.
-    RulesChanged(Tampering),
-    /// Stop requested. The kernel keeps its state and continues to serve.
-    Stop,
-}
-
-impl From<watch::WatchMessage> for Message {
-    fn from(message: watch::WatchMessage) -> Self {
-        match message {
-            watch::WatchMessage::Event(event) => Self::Event(event),
-            watch::WatchMessage::Problems { kind, problems } => Self::Problems { kind, problems },
-        }
-    }
-}
 
 /// Keeps one kernel in line with the cluster.
 #[derive(Debug)]

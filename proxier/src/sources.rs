@@ -3,4 +3,5 @@
 pub(crate) mod events;
 pub(crate) mod follow;
 pub(crate) mod manifests;
+pub(crate) mod message;
 pub(crate) mod watch;

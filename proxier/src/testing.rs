@@ -27,7 +27,8 @@ pub mod conntrack {
 
 pub mod daemon {
     //! The event loop of `run`.
-    pub use crate::daemon::{Daemon, Message, Periods};
+    pub use crate::daemon::{Daemon, Periods};
+    pub use crate::sources::message::Message;
 }
 
 pub mod dataplane {

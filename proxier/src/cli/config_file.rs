@@ -8,7 +8,7 @@ use std::sync::mpsc::SyncSender;
 use anyhow::Context as _;
 use rustix::fs::inotify;
 
-use crate::daemon::Message;
+use crate::sources::message::Message;
 
 /// Starts a thread that stops the daemon when the file is written or renamed. Returns a flag that the thread
 /// sets then.

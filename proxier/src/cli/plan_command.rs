@@ -10,13 +10,14 @@ use serde::Serialize;
 use super::dataplane_flags::DataplaneKind;
 use super::empty_kernel::EmptyKernel;
 use super::{NodeFlags, Setup, StateFlags, json, print};
-use crate::daemon::{Daemon, Periods, QUEUE_LENGTH};
+use crate::daemon::{Daemon, Periods};
 use crate::dataplane::ipvs::filter;
 use crate::dataplane::ipvs::ledger::LedgerFile;
 use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::explain::report::{self, JsonChanges, JsonFindings, JsonReport, NamedOp};
 use crate::explain::shadow::{Compared, Comparison};
 use crate::reconcile::{Preview, Proxier};
+use crate::sources::message::QUEUE_LENGTH;
 use crate::util::clock;
 
 /// Flags of `plan`.

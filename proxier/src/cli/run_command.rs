@@ -21,7 +21,7 @@ use super::{
     ExcludeFlags, NodeFlags, Setup, StateFlags, cleanup_command, config_file, print, process,
 };
 use crate::cli::config::{NodeSettings, Resolved};
-use crate::daemon::{Daemon, Message, Periods, QUEUE_LENGTH};
+use crate::daemon::{Daemon, Periods};
 use crate::dataplane::ipvs::companion::Companion;
 use crate::dataplane::ipvs::filter::FilterConfig;
 use crate::dataplane::ipvs::linux::{Linux, monitor};
@@ -35,6 +35,7 @@ use crate::observe::serve::{self, BindFailures, OnBindFailure, Sources};
 use crate::plan::{PlanConfig, ServiceAddresses};
 use crate::reconcile::Proxier;
 use crate::sources::events::EventTimes;
+use crate::sources::message::{Message, QUEUE_LENGTH};
 use crate::sources::watch::Watch;
 
 /// Flags of `run`.

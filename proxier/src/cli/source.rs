@@ -10,8 +10,8 @@ use clap::{Args, ValueEnum};
 use super::dataplane_flags::DataplaneKind;
 use crate::cli::config::NodeSettings;
 use crate::cluster::model::Cidr;
-use crate::daemon::Message;
 use crate::sources::events::EventTimes;
+use crate::sources::message::Message;
 use crate::sources::watch::{self, NodeScope, Watch};
 use crate::sources::{follow, manifests};
 

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{SyncSender, TrySendError};
 
-use crate::daemon::Message;
+use crate::sources::message::Message;
 
 /// Sends requests to stop to the daemon.
 #[derive(Debug)]

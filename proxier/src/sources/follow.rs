@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tracing::Level;
 
-use crate::daemon::Message;
 use crate::sources::manifests::{self, Allocated, Loaded};
+use crate::sources::message::Message;
 use crate::util::clock;
 use crate::util::conditions::{Coverage, LastingConditions};
 
