@@ -16,7 +16,6 @@ use crate::cluster::store::{Snapshot, Touched};
 use crate::plan::{Capabilities, Changed, Desired, Machine, PlanConfig, Planner};
 
 pub(crate) mod answer_path;
-#[cfg(any(test, feature = "kernel-in-memory"))]
 pub(crate) mod ipvs;
 pub(crate) mod userspace;
 

@@ -34,6 +34,7 @@ pub(crate) mod conntrack;
 pub(crate) mod definition;
 pub(crate) mod destinations;
 pub(crate) mod diff;
+#[cfg(any(test, feature = "kernel-in-memory"))]
 pub(crate) mod fake;
 pub(crate) mod filter;
 mod flows;
