@@ -1,4 +1,4 @@
-//! Benchmarks and the demonstration of ipvs-proxier.
+//! Benchmarks of ipvs-proxier.
 //!
 //! Measurements that need a kernel run in the lab: this program boots a User-Mode Linux kernel and
 //! starts itself again inside. A system call costs about 70 times more in the lab than on a real
@@ -9,14 +9,12 @@
     reason = "this program reports on standard output"
 )]
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 mod cluster;
 mod compare;
-mod demo;
 mod engine;
 mod figures;
 mod inside;
@@ -28,7 +26,7 @@ mod relay;
 mod replay;
 mod report;
 
-/// Benchmarks and the demonstration of ipvs-proxier.
+/// Benchmarks of ipvs-proxier.
 #[derive(Debug, Parser)]
 #[command(name = "bench", version)]
 struct Cli {
@@ -42,12 +40,6 @@ enum Command {
     Cluster(cluster::Flags),
     /// Compare the schedulers in a simulation.
     Compare(compare::Flags),
-    /// Program example manifests into a lab kernel and connect to the Services.
-    Demo {
-        /// The ipvs-proxier executable [default: the one in this program's directory].
-        #[arg(long, value_name = "PATH")]
-        proxier: Option<PathBuf>,
-    },
     /// Measure CPU time, system calls, memory, start and scrapes of the daemon.
     Engine(engine::Flags),
     /// Compare programming and reading an IPVS table with pre-encoded messages and ipvsadm.
@@ -65,7 +57,6 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Cluster(flags) => flags.run(),
         Command::Compare(flags) => flags.run(),
-        Command::Demo { proxier } => demo::run(proxier),
         Command::Engine(flags) => flags.run(),
         Command::Netlink(flags) => flags.run(),
         Command::Nftables(flags) => flags.run(),
