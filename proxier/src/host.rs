@@ -11,10 +11,12 @@ pub(crate) mod neighbours;
 pub(crate) mod predecessor;
 mod removal;
 pub(crate) mod sysctl;
+mod xt;
 
 pub(crate) use foreign_chains::ForeignHook;
 pub use foreign_chains::{ChainReport, ForeignChains, Treatment, Treatments};
 pub(crate) use iptables_legacy::{LegacyTable, legacy_tables};
-pub(crate) use listing::{ChainName, list_chains};
+pub use listing::ChainName;
+pub(crate) use listing::list_chains;
 pub use mark_chain::{MarkChains, MarkReport, Removal};
 pub(crate) use removal::{Belongings, ProgramRules, RulesRemover, TableName};

@@ -120,7 +120,8 @@ pub mod model {
 pub mod host {
     //! The rules of other programs.
     pub use crate::host::{
-        ChainReport, ForeignChains, MarkChains, MarkReport, Removal, Treatment, Treatments,
+        ChainName, ChainReport, ForeignChains, MarkChains, MarkReport, Removal, Treatment,
+        Treatments,
     };
 }
 

@@ -20,13 +20,12 @@
 //! rule is redundant and harmless.
 
 use netlink::NLM_F_CREATE;
-use netlink::attr::{Writer, find};
 use netlink::transport::{Transport, protocols};
 use netlink::{Error, Refusal};
 use rustix::io::Errno;
 
-use super::listing::dump_chains;
-use nftables::raw::{commit, contents, message_type};
+use super::listing::{self, commit_all, dump_chains, refused};
+use nftables::raw::{commit, message_type};
 use nftables::sys::*;
 
 mod accept_rule;
@@ -243,7 +242,7 @@ impl ForeignChains {
         self.transport.dump(
             message_type(NFT_MSG_GETRULE),
             "reading the rules of a foreign chain",
-            |writer| chain.write(writer),
+            |writer| chain.name.write(writer),
             |rules| *rules = ChainRules::default(),
             &mut rules,
             |rules, message| {
@@ -252,10 +251,8 @@ impl ForeignChains {
                 match author(message.payload) {
                     Some(Author::Operator) => rules.has_operators = true,
                     Some(Author::Program(comment)) => {
-                        if let Some(handle) = find(contents(message.payload), NFTA_RULE_HANDLE)? {
-                            let handle = u64::from_be_bytes(handle.array()?);
-                            rules.ours.push((handle, comment));
-                        }
+                        let handle = listing::handle(message.payload)?;
+                        rules.ours.extend(handle.map(|handle| (handle, comment)));
                     }
                     None => {}
                 }
@@ -271,20 +268,19 @@ impl ForeignChains {
         chain: &ForeignChain,
         accepted: Accepted,
     ) -> Result<Option<Refusal>, Error> {
-        let refused = insert_best(chain, |syntax| {
+        let refusal = insert_best(chain, |syntax| {
             // Without NLM_F_APPEND the kernel puts the rule first: a drop before it would be final.
-            self.change(NFT_MSG_NEWRULE, NLM_F_CREATE, |writer| {
-                chain.write(writer);
-                accept_rule::write(writer, accepted, syntax);
+            commit(&mut self.transport, |batch| {
+                batch.push(message_type(NFT_MSG_NEWRULE), NLM_F_CREATE, |writer| {
+                    chain.name.write(writer);
+                    accept_rule::write(writer, accepted, syntax);
+                })
             })
         })?;
-        let Some(refusal) = refused else {
+        let Some(refusal) = refusal else {
             return Ok(None);
         };
-        let error = Error::Refused {
-            doing: "inserting our rule".into(),
-            refusal: refusal.clone(),
-        };
+        let error = refused("inserting our rule", refusal.clone());
         if error.is_transient() {
             return Err(error);
         }
@@ -294,33 +290,16 @@ impl ForeignChains {
     fn delete(&mut self, chain: &ForeignChain, rules: &[(u64, String)]) -> Result<(), Error> {
         // A transaction for each rule: in a common one, a rule that is gone would keep all others.
         for (handle, _) in rules {
-            let refused = self.change(NFT_MSG_DELRULE, 0, |writer| {
-                chain.write(writer);
-                writer.bytes(NFTA_RULE_HANDLE, &handle.to_be_bytes());
-            })?;
-            match refused {
-                // `ENOENT`: another program has deleted the rule meanwhile.
-                Some(refusal) if refusal.errno != Errno::NOENT => {
-                    return Err(Error::Refused {
-                        doing: "removing our rule".into(),
-                        refusal,
-                    });
-                }
-                _ => {}
+            let doing = "removing our rule";
+            let deleted = commit_all(&mut self.transport, doing, |batch| {
+                chain.name.delete_rule(batch, Some(*handle))
+            });
+            match deleted {
+                // Another program has deleted the rule meanwhile.
+                Err(error) if error.errno() == Some(Errno::NOENT) => {}
+                other => other?,
             }
         }
         Ok(())
-    }
-
-    /// Sends a transaction of one message. Returns the kernel's refusal, if any.
-    fn change(
-        &mut self,
-        kind: u16,
-        flags: u16,
-        body: impl FnOnce(&mut Writer<'_>),
-    ) -> Result<Option<Refusal>, Error> {
-        commit(&mut self.transport, |batch| {
-            batch.push(message_type(kind), flags, body)
-        })
     }
 }

@@ -1,23 +1,25 @@
-//! The names of all chains, of every program.
+//! The chains of every program: their names, and messages about them and their rules.
 
 use std::fmt;
 
-use netlink::Error;
+use netlink::attr::{Writer, find};
+use netlink::batch::Batch;
 use netlink::transport::{Transport, protocols};
+use netlink::{Error, Refusal};
 
 use super::removal::TableName;
-use nftables::raw::{contents, message_type};
+use nftables::raw::{commit, contents, message_type};
 use nftables::sys::*;
 
 /// The name of a chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ChainName {
+pub struct ChainName {
     /// The family of its table, as nft spells it.
-    pub(crate) family: &'static str,
+    pub family: &'static str,
     /// Its table.
-    pub(crate) table: String,
+    pub table: String,
     /// Its own name.
-    pub(crate) name: String,
+    pub name: String,
 }
 
 /// Lists the chains of all tables in the network namespace of this thread.
@@ -81,15 +83,46 @@ const FAMILIES: [(u8, &str); 6] = [
 ];
 
 /// Returns nft's name of a protocol family (`NFPROTO_*`).
-pub(super) fn family_name(family: u8) -> &'static str {
+fn family_name(family: u8) -> &'static str {
     let found = FAMILIES.iter().find(|(number, _)| *number == family);
     found.map_or("unknown", |(_, name)| name)
 }
 
-/// Returns the number of a protocol family by nft's name.
-pub(super) fn family_number(name: &str) -> u8 {
-    let found = FAMILIES.iter().find(|(_, family)| *family == name);
-    found.map_or(NFPROTO_UNSPEC, |(number, _)| *number)
+/// Writes the header of a message about a family, by nft's name.
+pub(super) fn header(writer: &mut Writer<'_>, family: &str) {
+    let found = FAMILIES.iter().find(|(_, name)| *name == family);
+    let number = found.map_or(NFPROTO_UNSPEC, |(number, _)| *number);
+    writer.header(&[number, 0, 0, 0]);
+}
+
+/// Reads the handle of a rule.
+pub(super) fn handle(payload: &[u8]) -> Result<Option<u64>, Error> {
+    let handle = find(contents(payload), NFTA_RULE_HANDLE)?;
+    let handle = handle.map(|handle| handle.array().map(u64::from_be_bytes));
+    Ok(handle.transpose()?)
+}
+
+/// Sends the messages that `fill` adds as one transaction.
+///
+/// # Errors
+/// Those of the socket, of `fill`, and the kernel's refusal.
+pub(super) fn commit_all(
+    transport: &mut Transport,
+    doing: &str,
+    fill: impl FnOnce(&mut Batch) -> Result<(), Error>,
+) -> Result<(), Error> {
+    match commit(transport, fill)? {
+        None => Ok(()),
+        Some(refusal) => Err(refused(doing, refusal)),
+    }
+}
+
+/// Returns a refusal as an error.
+pub(super) fn refused(doing: &str, refusal: Refusal) -> Error {
+    Error::Refused {
+        doing: doing.into(),
+        refusal,
+    }
 }
 
 /// Returns a name as text. The kernel accepts names of any bytes.
@@ -101,6 +134,37 @@ pub(super) fn text(name: &[u8]) -> String {
 }
 
 impl ChainName {
+    /// Writes the begin of a message about the chain: header, table and name.
+    pub(super) fn write_itself(&self, writer: &mut Writer<'_>) {
+        header(writer, self.family);
+        writer.string(NFTA_CHAIN_TABLE, &self.table);
+        writer.string(NFTA_CHAIN_NAME, &self.name);
+    }
+
+    /// Writes the begin of a message about the chain's rules: header, table and chain.
+    pub(super) fn write(&self, writer: &mut Writer<'_>) {
+        header(writer, self.family);
+        writer.string(NFTA_RULE_TABLE, &self.table);
+        writer.string(NFTA_RULE_CHAIN, &self.name);
+    }
+
+    /// Adds a message that deletes the rule with this handle; without one, all rules of the chain.
+    pub(super) fn delete_rule(&self, batch: &mut Batch, handle: Option<u64>) -> Result<(), Error> {
+        batch.push(message_type(NFT_MSG_DELRULE), 0, |writer| {
+            self.write(writer);
+            if let Some(handle) = handle {
+                writer.bytes(NFTA_RULE_HANDLE, &handle.to_be_bytes());
+            }
+        })
+    }
+
+    /// Adds a message that deletes the chain.
+    pub(super) fn delete(&self, batch: &mut Batch) -> Result<(), Error> {
+        batch.push(message_type(NFT_MSG_DELCHAIN), 0, |writer| {
+            self.write_itself(writer)
+        })
+    }
+
     /// Returns the name of the chain's table.
     pub(crate) fn table(&self) -> TableName {
         TableName {

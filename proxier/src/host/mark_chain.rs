@@ -8,18 +8,17 @@
 //! expressions. Netlink does not reach the tables of iptables-legacy.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use netlink::Error;
-use netlink::attr::Writer;
 use netlink::batch::Batch;
 use netlink::transport::{Transport, protocols};
 use netlink::{NLM_F_APPEND, NLM_F_CREATE};
 use rustix::io::Errno;
 
 use super::iptables_legacy::{LegacyTable, legacy_tables};
-use super::listing::family_name;
-use nftables::raw::{commit, contents, message_type};
+use super::listing::{self, ChainName, commit_all, header, refused};
+use super::xt;
+use nftables::raw::{commit, message_type};
 use nftables::sys::*;
 
 /// The name of the chain.
@@ -39,16 +38,12 @@ pub struct MarkChains {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MarkReport {
     /// The chains that got our rule.
-    pub written: Vec<MarkChain>,
+    pub written: Vec<ChainName>,
     /// Errors, each with its chain. The next [`MarkChains::apply`] may succeed.
     pub failures: BTreeSet<String>,
     /// The commands for tables of iptables-legacy that are in use.
     pub legacy_commands: BTreeSet<String>,
 }
-
-/// The chain in the table of one family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MarkChain(u8);
 
 /// The result of [`MarkChains::remove`] for one chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +56,14 @@ pub enum Removal {
     InUse,
 }
 
-const CHAINS: [MarkChain; 2] = [MarkChain(NFPROTO_IPV4), MarkChain(NFPROTO_IPV6)];
+/// Returns the chain of each family.
+fn chains() -> [ChainName; 2] {
+    ["ip", "ip6"].map(|family| ChainName {
+        family,
+        table: TABLE.into(),
+        name: MARK_CHAIN.into(),
+    })
+}
 
 /// The rules of a chain.
 #[derive(Debug, Default)]
@@ -101,8 +103,8 @@ impl MarkChains {
             legacy_commands: legacy_commands(self.mark),
             ..MarkReport::default()
         };
-        for chain in CHAINS {
-            match self.apply_to(chain) {
+        for chain in chains() {
+            match self.apply_to(&chain) {
                 Ok(true) => report.written.push(chain),
                 Ok(false) => {}
                 Err(error) => _ = report.failures.insert(format!("{chain}: {error}")),
@@ -112,7 +114,7 @@ impl MarkChains {
     }
 
     /// Returns whether the chain got our rule.
-    fn apply_to(&mut self, chain: MarkChain) -> Result<bool, Error> {
+    fn apply_to(&mut self, chain: &ChainName) -> Result<bool, Error> {
         let rules = self.rules(chain)?;
         let is_satisfied = |rules: &MarkChainRules| rules.ours.is_some() || rules.others > 0;
         let is_new = !rules.as_ref().is_some_and(is_satisfied);
@@ -121,31 +123,26 @@ impl MarkChains {
             return Ok(false);
         }
         let mark = self.mark;
-        let refused = commit(&mut self.transport, |batch| {
-            for handle in &stale {
-                delete_rule(batch, chain, *handle)?;
+        commit_all(&mut self.transport, "writing it", |batch| {
+            for handle in stale {
+                chain.delete_rule(batch, Some(handle))?;
             }
             if is_new {
                 create(batch, chain, mark)?;
             }
             Ok(())
         })?;
-        refused.map_or(Ok(is_new), |refusal| {
-            Err(Error::Refused {
-                doing: "writing it".into(),
-                refusal,
-            })
-        })
+        Ok(is_new)
     }
 
     /// Returns the chains that have a rule of ours.
     ///
     /// # Errors
     /// Those of the socket and of the kernel.
-    pub fn with_rules(&mut self) -> Result<Vec<MarkChain>, Error> {
+    pub fn with_rules(&mut self) -> Result<Vec<ChainName>, Error> {
         let mut found = Vec::new();
-        for chain in CHAINS {
-            let rules = self.rules(chain)?.unwrap_or_default();
+        for chain in chains() {
+            let rules = self.rules(&chain)?.unwrap_or_default();
             found.extend(rules.of_ours().next().map(|_| chain));
         }
         Ok(found)
@@ -155,49 +152,42 @@ impl MarkChains {
     ///
     /// # Errors
     /// Those of the socket and of the kernel.
-    pub fn remove(&mut self) -> Result<Vec<(MarkChain, Removal)>, Error> {
-        let removals = CHAINS.map(|chain| Ok((chain, self.remove_from(chain)?)));
-        removals.into_iter().collect()
+    pub fn remove(&mut self) -> Result<Vec<(ChainName, Removal)>, Error> {
+        let mut removals = Vec::new();
+        for chain in chains() {
+            let removal = self.remove_from(&chain)?;
+            removals.push((chain, removal));
+        }
+        Ok(removals)
     }
 
-    fn remove_from(&mut self, chain: MarkChain) -> Result<Removal, Error> {
+    fn remove_from(&mut self, chain: &ChainName) -> Result<Removal, Error> {
         let rules = self.rules(chain)?.unwrap_or_default();
         if rules.of_ours().next().is_none() {
             return Ok(Removal::NotOurs);
         }
-        let refused = commit(&mut self.transport, |batch| {
+        let refusal = commit(&mut self.transport, |batch| {
             for handle in rules.of_ours() {
-                delete_rule(batch, chain, handle)?;
+                chain.delete_rule(batch, Some(handle))?;
             }
             if rules.others == 0 {
-                batch.push(message_type(NFT_MSG_DELCHAIN), 0, |writer| {
-                    chain.header(writer);
-                    writer.string(NFTA_CHAIN_TABLE, TABLE);
-                    writer.string(NFTA_CHAIN_NAME, MARK_CHAIN);
-                })?;
+                chain.delete(batch)?;
             }
             Ok(())
         })?;
-        match refused {
+        match refusal {
             None => Ok(Removal::Removed),
             Some(refusal) if refusal.errno == Errno::BUSY => Ok(Removal::InUse),
-            Some(refusal) => Err(Error::Refused {
-                doing: format!("deleting {chain}"),
-                refusal,
-            }),
+            Some(refusal) => Err(refused(&format!("deleting {chain}"), refusal)),
         }
     }
 
     /// Reads the rules of a chain; `None` if it does not exist.
-    fn rules(&mut self, chain: MarkChain) -> Result<Option<MarkChainRules>, Error> {
+    fn rules(&mut self, chain: &ChainName) -> Result<Option<MarkChainRules>, Error> {
         let exists = self.transport.query(
             message_type(NFT_MSG_GETCHAIN),
             "looking for the chain",
-            |writer| {
-                chain.header(writer);
-                writer.string(NFTA_CHAIN_TABLE, TABLE);
-                writer.string(NFTA_CHAIN_NAME, MARK_CHAIN);
-            },
+            |writer| chain.write_itself(writer),
             |_| Ok(()),
         );
         match exists {
@@ -209,19 +199,12 @@ impl MarkChains {
         self.transport.dump(
             message_type(NFT_MSG_GETRULE),
             "reading its rules",
-            |writer| chain.of_rule(writer),
+            |writer| chain.write(writer),
             |rules| *rules = MarkChainRules::default(),
             &mut rules,
             |rules, message| {
-                let mut handle = None;
-                for attribute in contents(message.payload) {
-                    let attribute = attribute?;
-                    if attribute.kind == NFTA_RULE_HANDLE {
-                        handle = Some(u64::from_be_bytes(attribute.array()?));
-                    }
-                }
                 let found = found_comment(message.payload);
-                match handle {
+                match listing::handle(message.payload)? {
                     Some(handle) if found == Some(ours.as_bytes()) => rules.ours = Some(handle),
                     Some(handle) if found.is_some() => rules.stale.push(handle),
                     _ => rules.others += 1,
@@ -234,62 +217,28 @@ impl MarkChains {
 }
 
 /// Adds messages that create the chain, with its table, and append our rule.
-fn create(batch: &mut Batch, chain: MarkChain, mark: u32) -> Result<(), Error> {
+fn create(batch: &mut Batch, chain: &ChainName, mark: u32) -> Result<(), Error> {
     // Without `NLM_F_EXCL`, the kernel accepts a table and a chain that exist.
     batch.push(message_type(NFT_MSG_NEWTABLE), NLM_F_CREATE, |writer| {
-        chain.header(writer);
+        header(writer, chain.family);
         writer.string(NFTA_TABLE_NAME, TABLE);
     })?;
-    batch.push(message_type(NFT_MSG_NEWCHAIN), NLM_F_CREATE, |writer| {
-        chain.header(writer);
-        writer.string(NFTA_CHAIN_TABLE, TABLE);
-        writer.string(NFTA_CHAIN_NAME, MARK_CHAIN);
-    })?;
+    let kind = message_type(NFT_MSG_NEWCHAIN);
+    batch.push(kind, NLM_F_CREATE, |writer| chain.write_itself(writer))?;
     // Created with the chain in one transaction: a plugin never meets a chain that sets nothing.
     let flags = NLM_F_CREATE | NLM_F_APPEND;
     batch.push(message_type(NFT_MSG_NEWRULE), flags, |writer| {
-        chain.of_rule(writer);
+        chain.write(writer);
         writer.nested(NFTA_RULE_EXPRESSIONS, |expressions| {
-            write_rule(expressions, mark);
+            // `-m comment --comment COMMENT -j MARK --or-mark MARK`
+            xt::write_comment(expressions, &comment(mark));
+            // `struct xt_mark_tginfo2` of linux/netfilter/xt_mark.h: the bits to set, then the bits to clear
+            // before.
+            let bits = mark.to_ne_bytes();
+            xt::write_target(expressions, "MARK", 2, &[bits, bits].concat());
         });
     })
 }
-
-fn delete_rule(batch: &mut Batch, chain: MarkChain, handle: u64) -> Result<(), Error> {
-    batch.push(message_type(NFT_MSG_DELRULE), 0, |writer| {
-        chain.of_rule(writer);
-        writer.bytes(NFTA_RULE_HANDLE, &handle.to_be_bytes());
-    })
-}
-
-/// Writes `-m comment --comment COMMENT -j MARK --or-mark MARK`.
-fn write_rule(expressions: &mut Writer<'_>, mark: u32) {
-    let mut info = comment(mark).into_bytes();
-    info.resize(XT_MAX_COMMENT_LEN, 0);
-    expression(expressions, "match", |data| {
-        data.string(NFTA_MATCH_NAME, "comment");
-        data.u32_be(NFTA_MATCH_REV, 0);
-        data.bytes(NFTA_MATCH_INFO, &info);
-    });
-    // `struct xt_mark_tginfo2` of linux/netfilter/xt_mark.h: the bits to set, then the bits to clear
-    // before.
-    let bits = mark.to_ne_bytes();
-    expression(expressions, "target", |data| {
-        data.string(NFTA_TARGET_NAME, "MARK");
-        data.u32_be(NFTA_TARGET_REV, 2);
-        data.bytes(NFTA_TARGET_INFO, &[bits, bits].concat());
-    });
-}
-
-fn expression(list: &mut Writer<'_>, name: &str, data: impl FnOnce(&mut Writer<'_>)) {
-    list.nested(NFTA_LIST_ELEM, |expression| {
-        expression.string(NFTA_EXPR_NAME, name);
-        expression.nested(NFTA_EXPR_DATA, data);
-    });
-}
-
-/// `XT_MAX_COMMENT_LEN` of linux/netfilter/xt_comment.h.
-const XT_MAX_COMMENT_LEN: usize = 256;
 
 /// The start of the comments of our rules.
 const COMMENT: &str = "ipvs-proxier sets mark ";
@@ -323,24 +272,4 @@ fn legacy_commands(mark: u32) -> BTreeSet<String> {
             )
         })
         .collect()
-}
-
-impl MarkChain {
-    fn header(self, writer: &mut Writer<'_>) {
-        writer.header(&[self.0, 0, 0, 0]);
-    }
-
-    /// Writes the header of a message about the chain's rules, and the chain.
-    fn of_rule(self, writer: &mut Writer<'_>) {
-        self.header(writer);
-        writer.string(NFTA_RULE_TABLE, TABLE);
-        writer.string(NFTA_RULE_CHAIN, MARK_CHAIN);
-    }
-}
-
-impl fmt::Display for MarkChain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let family = family_name(self.0);
-        write!(f, "chain {MARK_CHAIN} of table {family} {TABLE}")
-    }
 }

@@ -15,11 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use netlink::Error;
-use netlink::attr::{Writer, find};
+use netlink::attr::find;
 use netlink::transport::{Transport, protocols};
 
-use super::listing::{ChainName, chain_name, dump_chains};
-use nftables::raw::{commit, contents, message_type};
+use super::listing::{self, ChainName, chain_name, commit_all, dump_chains, header, text};
+use nftables::raw::{contents, message_type};
 use nftables::sys::*;
 
 /// The name of a table.
@@ -161,26 +161,17 @@ impl RulesRemover {
         if found.is_empty() {
             return Ok(());
         }
-        let refused = commit(&mut self.transport, |batch| {
+        let doing = "removing the rules of another program";
+        commit_all(&mut self.transport, doing, |batch| {
             for jump in &found.jumps {
-                batch.push(message_type(NFT_MSG_DELRULE), 0, |writer| {
-                    write_rules_of(writer, &jump.from);
-                    writer.bytes(NFTA_RULE_HANDLE, &jump.handle.to_be_bytes());
-                })?;
+                jump.from.delete_rule(batch, Some(jump.handle))?;
             }
             // All chains are emptied before the first is deleted: they jump to each other.
             for chain in &found.chains {
-                batch.push(message_type(NFT_MSG_DELRULE), 0, |writer| {
-                    // Without a handle: all rules of the chain.
-                    write_rules_of(writer, chain);
-                })?;
+                chain.delete_rule(batch, None)?;
             }
             for chain in &found.chains {
-                batch.push(message_type(NFT_MSG_DELCHAIN), 0, |writer| {
-                    header(writer, chain.family);
-                    writer.string(NFTA_CHAIN_TABLE, &chain.table);
-                    writer.string(NFTA_CHAIN_NAME, &chain.name);
-                })?;
+                chain.delete(batch)?;
             }
             for table in &found.tables {
                 batch.push(message_type(NFT_MSG_DELTABLE), 0, |writer| {
@@ -189,12 +180,6 @@ impl RulesRemover {
                 })?;
             }
             Ok(())
-        })?;
-        refused.map_or(Ok(()), |refusal| {
-            Err(Error::Refused {
-                doing: "removing the rules of another program".into(),
-                refusal,
-            })
         })
     }
 }
@@ -265,12 +250,11 @@ impl FoundRule {
 }
 
 fn read_rule(table: &TableName, payload: &[u8]) -> Result<Option<FoundRule>, Error> {
-    let (mut chain, mut handle, mut target) = (None, None, None);
+    let (mut chain, mut target) = (None, None);
     for attribute in contents(payload) {
         let attribute = attribute?;
         match attribute.kind {
-            NFTA_RULE_CHAIN => chain = Some(super::listing::text(attribute.value)),
-            NFTA_RULE_HANDLE => handle = Some(u64::from_be_bytes(attribute.array()?)),
+            NFTA_RULE_CHAIN => chain = Some(text(attribute.value)),
             NFTA_RULE_EXPRESSIONS => {
                 for expression in attribute.nested() {
                     target = jump_target(expression?.value)?.or(target);
@@ -279,7 +263,7 @@ fn read_rule(table: &TableName, payload: &[u8]) -> Result<Option<FoundRule>, Err
             _ => {}
         }
     }
-    let (Some(chain), Some(handle)) = (chain, handle) else {
+    let (Some(chain), Some(handle)) = (chain, listing::handle(payload)?) else {
         return Ok(None);
     };
     let chain = ChainName {
@@ -311,17 +295,7 @@ fn jump_target(expression: &[u8]) -> Result<Option<String>, Error> {
         return Ok(None);
     };
     let chain = find(verdict.nested(), NFTA_VERDICT_CHAIN)?;
-    Ok(chain.map(|chain| super::listing::text(chain.value)))
-}
-
-fn header(writer: &mut Writer<'_>, family: &str) {
-    writer.header(&[super::listing::family_number(family), 0, 0, 0]);
-}
-
-fn write_rules_of(writer: &mut Writer<'_>, chain: &ChainName) {
-    header(writer, chain.family);
-    writer.string(NFTA_RULE_TABLE, &chain.table);
-    writer.string(NFTA_RULE_CHAIN, &chain.name);
+    Ok(chain.map(|chain| text(chain.value)))
 }
 
 impl fmt::Display for TableName {

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use super::accepted::{Accepted, Author};
 use super::chain::ForeignChain;
 use super::report::DropCause;
+use crate::host::xt;
 use nftables::raw::contents;
 use nftables::raw::{read_verdict, write_plain_rule};
 use nftables::sys::*;
@@ -56,7 +57,7 @@ pub(super) fn write(writer: &mut Writer<'_>, accepted: Accepted, syntax: Syntax)
             }
             (Syntax::Iptables, _) => {
                 write_iptables_match(expressions, accepted);
-                write_extension(expressions, "comment", 0, &comment(accepted));
+                xt::write_comment(expressions, &accepted.comment());
                 Rule::new([accept])
             }
         };
@@ -70,10 +71,10 @@ pub(super) fn write(writer: &mut Writer<'_>, accepted: Accepted, syntax: Syntax)
 fn write_iptables_match(expressions: &mut Writer<'_>, accepted: Accepted) {
     match accepted {
         Accepted::Answers => {
-            write_extension(expressions, "conntrack", CONNTRACK_REVISION, &conntrack());
+            xt::write_match(expressions, "conntrack", CONNTRACK_REVISION, &conntrack());
         }
         Accepted::ForFrontends { mark: value } => {
-            write_extension(expressions, "mark", MARK_REVISION, &mark(value));
+            xt::write_match(expressions, "mark", MARK_REVISION, &mark(value));
         }
     }
 }
@@ -149,15 +150,6 @@ fn userdata(accepted: Accepted) -> Vec<u8> {
 /// `enum nftnl_udata_rule_types` of libnftnl.
 const NFTNL_UDATA_RULE_COMMENT: u8 = 0;
 
-/// The comment as iptables stores it: `struct xt_comment_info` of linux/netfilter/xt_comment.h.
-fn comment(accepted: Accepted) -> Vec<u8> {
-    let mut info = accepted.comment().into_bytes();
-    info.resize(XT_MAX_COMMENT_LEN, 0);
-    info
-}
-
-const XT_MAX_COMMENT_LEN: usize = 256;
-
 /// `-m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY`: `struct xt_conntrack_mtinfo3` of
 /// linux/netfilter/xt_conntrack.h, padded as by iptables.
 fn conntrack() -> [u8; 168] {
@@ -196,18 +188,6 @@ fn mark(value: u32) -> [u8; 16] {
 /// The revision with `struct xt_mark_mtinfo1`.
 const MARK_REVISION: u32 = 1;
 
-/// Writes a match by one of iptables' extensions.
-fn write_extension(expressions: &mut Writer<'_>, name: &str, revision: u32, info: &[u8]) {
-    expressions.nested(NFTA_LIST_ELEM, |expression| {
-        expression.string(NFTA_EXPR_NAME, "match");
-        expression.nested(NFTA_EXPR_DATA, |data| {
-            data.string(NFTA_MATCH_NAME, name);
-            data.u32_be(NFTA_MATCH_REV, revision);
-            data.bytes(NFTA_MATCH_INFO, info);
-        });
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::chain::ForeignHook;
@@ -218,8 +198,8 @@ mod tests {
         use Syntax::{Iptables, Nft};
 
         let forward = ForeignHook::Forward;
-        let of_iptables = ForeignChain::new(forward, NFPROTO_IPV4, "filter", "FORWARD");
-        let of_nft = ForeignChain::new(forward, NFPROTO_INET, "filter", "forward");
+        let of_iptables = ForeignChain::new(forward, "ip", "filter", "FORWARD");
+        let of_nft = ForeignChain::new(forward, "inet", "filter", "forward");
         for (chain, refused, expected) in [
             (&of_nft, None, &[Nft][..]),
             (&of_nft, Some((Nft, Errno::NOENT)), &[Nft]),

@@ -1,6 +1,7 @@
 //! The packets that our rule accepts in a foreign chain: its matches, its comment and its command.
 
 use super::chain::ForeignChain;
+use crate::host::ChainName;
 
 /// The packets that our rule accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,15 +57,18 @@ impl Accepted {
 
     /// Returns a shell command that makes the chain accept these packets.
     pub(super) fn command(self, chain: &ForeignChain) -> String {
-        let (table, name) = (chain.table(), chain.name());
+        let ChainName {
+            family,
+            table,
+            name,
+        } = &chain.name;
         match chain.iptables_program() {
             Some(program) => format!(
                 "{program} -t {table} -I {name} {} -m comment --comment {OPERATOR} -j ACCEPT",
                 self.iptables_match()
             ),
             None => format!(
-                "nft insert rule {} {table} {name} {} accept comment {OPERATOR}",
-                chain.family_name(),
+                "nft insert rule {family} {table} {name} {} accept comment {OPERATOR}",
                 self.nft_match()
             ),
         }
@@ -90,7 +94,6 @@ impl Accepted {
 mod tests {
     use super::super::chain::ForeignHook;
     use super::*;
-    use nftables::sys::*;
 
     #[test]
     fn the_command_uses_the_tool_that_made_the_chain() {
@@ -98,42 +101,42 @@ mod tests {
         for (hook, family, table, name, words) in [
             (
                 Forward,
-                NFPROTO_IPV4,
+                "ip",
                 "filter",
                 "FORWARD",
                 "iptables -t filter -I FORWARD -m conntrack",
             ),
             (
                 Forward,
-                NFPROTO_IPV6,
+                "ip6",
                 "mangle",
                 "FORWARD",
                 "ip6tables -t mangle -I FORWARD -m conntrack",
             ),
             (
                 Forward,
-                NFPROTO_IPV4,
+                "ip",
                 "docker",
                 "FORWARD",
                 "nft insert rule ip docker FORWARD ct state",
             ),
             (
                 Forward,
-                NFPROTO_INET,
+                "inet",
                 "filter",
                 "FORWARD",
                 "nft insert rule inet filter FORWARD ct state",
             ),
             (
                 Input,
-                NFPROTO_IPV4,
+                "ip",
                 "filter",
                 "INPUT",
                 "iptables -t filter -I INPUT -m mark --mark 0x1000/0x1000 ",
             ),
             (
                 Input,
-                NFPROTO_IPV6,
+                "ip6",
                 "filter",
                 "FORWARD",
                 "nft insert rule ip6 filter FORWARD meta mark and 0x1000",

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use netlink::Error;
-use netlink::attr::{Writer, find};
+use netlink::attr::find;
 
-use crate::host::listing::{family_name, text};
+use crate::host::listing::{ChainName, chain_name};
 use nftables::raw::contents;
 use nftables::sys::*;
 
@@ -54,9 +54,7 @@ impl fmt::Display for ForeignHook {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForeignChain {
     pub(super) hook: ForeignHook,
-    family: u8,
-    table: String,
-    name: String,
+    pub(super) name: ChainName,
 }
 
 /// The priority of IPVS at the input hook (`NF_IP_PRI_NAT_SRC - 2`). It takes packets for frontends from the
@@ -68,13 +66,13 @@ const IPTABLES_TABLES: [&str; 3] = ["filter", "mangle", "security"];
 
 impl ForeignChain {
     #[cfg(test)]
-    pub(super) fn new(hook: ForeignHook, family: u8, table: &str, name: &str) -> Self {
-        Self {
-            hook,
+    pub(super) fn new(hook: ForeignHook, family: &'static str, table: &str, name: &str) -> Self {
+        let name = ChainName {
             family,
             table: table.into(),
             name: name.into(),
-        }
+        };
+        Self { hook, name }
     }
 
     /// Returns the hook.
@@ -82,57 +80,37 @@ impl ForeignChain {
         self.hook
     }
 
-    /// Returns the table's name.
-    pub(super) fn table(&self) -> &str {
-        &self.table
-    }
-
-    /// Returns the chain's name.
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Writes the begin of a message about the chain's rules: header, table and chain.
-    pub(super) fn write(&self, writer: &mut Writer<'_>) {
-        writer.header(&[self.family, 0, 0, 0]);
-        writer.string(NFTA_RULE_TABLE, &self.table);
-        writer.string(NFTA_RULE_CHAIN, &self.name);
-    }
-
     /// Returns the iptables program that made this chain; `None` if nft or a library did.
     pub(super) fn iptables_program(&self) -> Option<&'static str> {
-        if self.name != self.hook.iptables_chain() || !IPTABLES_TABLES.contains(&&*self.table) {
+        let ChainName {
+            family,
+            table,
+            name,
+        } = &self.name;
+        if name != self.hook.iptables_chain() || !IPTABLES_TABLES.contains(&&**table) {
             return None;
         }
-        match self.family {
-            NFPROTO_IPV4 => Some("iptables"),
-            NFPROTO_IPV6 => Some("ip6tables"),
+        match *family {
+            "ip" => Some("iptables"),
+            "ip6" => Some("ip6tables"),
             _ => None,
         }
-    }
-
-    pub(super) fn family_name(&self) -> &'static str {
-        family_name(self.family)
     }
 }
 
 impl fmt::Display for ForeignChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { table, name, .. } = self;
-        write!(f, "chain {name} of table {} {table}", self.family_name())
+        self.name.fmt(f)
     }
 }
 
 /// Reads a chain and whether its policy is drop; `None` if packets of Services do not pass it.
 pub(super) fn read(payload: &[u8]) -> Result<Option<(ForeignChain, bool)>, Error> {
     let family = payload.first().copied().unwrap_or_default();
-    let (mut table, mut name) = (None, None);
     let (mut hook, mut priority, mut policy) = (None, None, None);
     for attribute in contents(payload) {
         let attribute = attribute?;
         match attribute.kind {
-            NFTA_CHAIN_TABLE => table = Some(attribute.value),
-            NFTA_CHAIN_NAME => name = Some(attribute.value),
             NFTA_CHAIN_POLICY => policy = Some(attribute.u32_be()?),
             NFTA_CHAIN_HOOK => {
                 hook = find(attribute.nested(), NFTA_HOOK_HOOKNUM)?;
@@ -151,13 +129,9 @@ pub(super) fn read(payload: &[u8]) -> Result<Option<(ForeignChain, bool)>, Error
     if hook == ForeignHook::Input && is_behind_ipvs {
         return Ok(None);
     }
-    let chain = ForeignChain {
-        hook,
-        family,
-        // If a name is not UTF-8, only that chain's check fails.
-        table: text(table.unwrap_or_default()),
-        name: text(name.unwrap_or_default()),
-    };
+    // If a name is not UTF-8, only that chain's check fails.
+    let name = chain_name(payload)?;
+    let chain = ForeignChain { hook, name };
     Ok(Some((chain, policy == Some(NF_DROP.cast_unsigned()))))
 }
 

@@ -104,7 +104,7 @@ impl fmt::Display for DroppingChain {
             (Some(Accepted::ForFrontends { .. }), None) => {
                 write!(f, "to accept them, {START_AGAIN}")
             }
-            (_, Some(refusal)) if refusal.is_of_owner && chain.table() == "firewalld" => write!(
+            (_, Some(refusal)) if refusal.is_of_owner && chain.name.table == "firewalld" => write!(
                 f,
                 "to permit it, set `NftablesTableOwner=no` in /etc/firewalld/firewalld.conf and restart \
                  firewalld"
