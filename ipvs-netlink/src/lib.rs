@@ -46,7 +46,6 @@ pub mod daemon;
 pub mod destination;
 pub mod error;
 pub mod family;
-pub mod listing;
 pub mod message;
 pub mod name;
 pub mod service;

@@ -10,8 +10,6 @@ mod daemons;
 mod destinations;
 #[path = "kernel/dumps.rs"]
 mod dumps;
-#[path = "kernel/listing.rs"]
-mod listing;
 #[path = "kernel/malformed.rs"]
 mod malformed;
 #[path = "kernel/namespace.rs"]

@@ -43,8 +43,7 @@ pub mod dataplane {
     pub mod ipvs {
         //! The plan in the terms of IPVS.
         pub use crate::dataplane::ipvs::{
-            Applied, InsideMarks, Ipvs, Kernel, KernelParts, MarkChanges, Portion, Wanted,
-            WantedServer,
+            Applied, InsideMarks, Ipvs, Kernel, KernelParts, MarkChanges, Wanted, WantedServer,
         };
     }
 

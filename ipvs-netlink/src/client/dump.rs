@@ -51,6 +51,19 @@ impl Client {
         Err(netlink::Error::DumpInterrupted { tries: DUMP_TRIES }.into())
     }
 
+    /// Returns the virtual servers of one dump, in the kernel's order.
+    ///
+    /// While virtual servers are added or deleted, some may be missing or listed twice, as in each of the dumps of
+    /// [`Client::services`]. [`Client::service`] shows whether one exists.
+    ///
+    /// # Errors
+    /// [`crate::Error::is_permission_denied`]; [`crate::Error::is_transient`].
+    pub fn services_once(&mut self) -> Result<Vec<ServiceEntry>> {
+        let mut services = Vec::new();
+        self.dump_services(&mut services)?;
+        Ok(services)
+    }
+
     /// Returns all virtual servers, each once.
     ///
     /// If a dump may lack some, others follow until two in a row list no further one, at most

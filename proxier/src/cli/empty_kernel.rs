@@ -3,11 +3,10 @@
 use ipvs_netlink::{SchedulerName, ServiceKey};
 use schedulers::Registry;
 
+use crate::dataplane::ipvs::Kernel;
 use crate::dataplane::ipvs::marks::MarkKey;
-use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses, ObservedServer};
+use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses};
 use crate::dataplane::ipvs::op::Op;
-use crate::dataplane::ipvs::split_map::SplitMap;
-use crate::dataplane::ipvs::{Kernel, Portion};
 use crate::dataplane::{Failure, Outcome};
 use crate::plan::Machine;
 
@@ -32,14 +31,6 @@ impl Kernel for EmptyKernel {
         _: &mut dyn FnMut(CountedServer),
     ) -> Result<(), Failure> {
         Ok(())
-    }
-
-    fn shows_virtual_servers(
-        &mut self,
-        expected: &SplitMap<ServiceKey, ObservedServer>,
-        _: Portion,
-    ) -> bool {
-        expected.is_empty()
     }
 
     fn virtual_server(&mut self, _: &ServiceKey) -> Result<Option<CountedServer>, Failure> {

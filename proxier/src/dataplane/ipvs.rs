@@ -61,7 +61,7 @@ mod wanted;
 pub use applied::Applied;
 pub(crate) use applied::Outcomes;
 pub use inside_marks::{InsideMarks, MarkChanges};
-pub use kernel::{Kernel, Portion};
+pub use kernel::Kernel;
 pub use wanted::{KernelParts, Wanted, WantedServer};
 
 use flows::Flows;

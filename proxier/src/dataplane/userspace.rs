@@ -26,9 +26,9 @@ use rustix::thread::CapabilitySet;
 use schedulers::Registry;
 
 use super::answer_path::AnswerPath;
+use super::ipvs::Kernel;
 use super::ipvs::Wanted;
 use super::ipvs::linux::AddressTable;
-use super::ipvs::{Kernel, Portion};
 use super::{Failure, Outcome};
 use crate::cluster::model::Protocol;
 use crate::cluster::problem::Problem;
@@ -37,7 +37,6 @@ use crate::dataplane::ipvs::observed::{
     Connections, CountedServer, LocalAddresses, Observed, ObservedServer,
 };
 use crate::dataplane::ipvs::op::Op;
-use crate::dataplane::ipvs::split_map::SplitMap;
 use crate::host::namespace_lock::NamespaceLock;
 use crate::plan::frontend::Frontend;
 use crate::plan::{Capabilities, Changed, Machine, RelayAbilities};
@@ -312,15 +311,6 @@ impl Kernel for Userspace {
     fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {
         // No packet has a mark of the relay, so any key will do.
         Ok(MarkKey::default())
-    }
-
-    fn shows_virtual_servers(
-        &mut self,
-        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
-        _: Portion,
-    ) -> bool {
-        // No other program can change the state, which is in this process.
-        *expected == self.state.virtual_servers
     }
 
     fn virtual_servers(

@@ -15,7 +15,6 @@ use crate::sources::manifests::{self, Options};
 use nftables::{Key, Table};
 
 mod failures;
-mod look;
 mod marks;
 mod missing_rules;
 mod node;
@@ -23,6 +22,7 @@ mod order;
 mod ownership;
 mod partial;
 mod problems;
+mod resync;
 mod retire;
 mod schedulers;
 

@@ -10,15 +10,13 @@ use ipvs_netlink as ipvs;
 use nftables::{Command, Key, Table};
 use proxier::testing::conntrack::{Stale, Swept};
 use proxier::testing::dataplane::fake::{FakeKernel, Fault};
-use proxier::testing::dataplane::ipvs::{Kernel as _, Portion};
+use proxier::testing::dataplane::ipvs::Kernel as _;
 use proxier::testing::dataplane::{Failure, Outcome, ipvs as dataplane};
+use proxier::testing::destinations::Destinations;
 use proxier::testing::marks::MarkKey;
-use proxier::testing::observed::{
-    Connections, CountedServer, LocalAddresses, Observed, ObservedServer,
-};
+use proxier::testing::observed::{Connections, CountedServer, LocalAddresses, Observed};
 use proxier::testing::op::{AddressForm, Op};
 use proxier::testing::plan::Machine;
-use proxier::testing::split_map::SplitMap;
 
 /// A handle to the kernel. The test and the proxier share the kernel.
 #[derive(Clone, Debug)]
@@ -311,13 +309,12 @@ impl dataplane::Kernel for Kernel {
         self.0.borrow_mut().kernel.virtual_servers(known, each)
     }
 
-    fn shows_virtual_servers(
-        &mut self,
-        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
-        portion: Portion,
-    ) -> bool {
-        let kernel = &mut self.0.borrow_mut().kernel;
-        kernel.shows_virtual_servers(expected, portion)
+    fn services(&mut self) -> Result<Vec<ipvs::Service>, Failure> {
+        self.0.borrow_mut().kernel.services()
+    }
+
+    fn destinations(&mut self, key: &ipvs::ServiceKey) -> Result<Destinations, Failure> {
+        self.0.borrow_mut().kernel.destinations(key)
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {

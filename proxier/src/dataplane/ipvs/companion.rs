@@ -16,15 +16,15 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
+use super::Kernel;
 use super::Wanted;
 use super::linux::Linux;
-use super::{Kernel, Portion};
 use crate::cluster::problem::Problem;
 use crate::dataplane::ipvs::conntrack::{Stale, Swept};
+use crate::dataplane::ipvs::destinations::Destinations;
 use crate::dataplane::ipvs::marks::MarkKey;
-use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses, ObservedServer};
+use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses};
 use crate::dataplane::ipvs::op::Op;
-use crate::dataplane::ipvs::split_map::SplitMap;
 use crate::dataplane::userspace::Userspace;
 use crate::dataplane::{Failure, Outcome};
 use crate::plan::{Capabilities, Changed, Machine};
@@ -91,19 +91,17 @@ impl Kernel for Companion {
         self.linux.virtual_servers(known, each)
     }
 
-    fn shows_virtual_servers(
-        &mut self,
-        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
-        portion: Portion,
-    ) -> bool {
-        let Some(relay) = &mut self.relay else {
-            return self.linux.shows_virtual_servers(expected, portion);
-        };
-        let all = expected.iter().map(|(key, server)| (key, server.clone()));
-        let (relayed, others): (SplitMap<_, _>, SplitMap<_, _>) =
-            all.partition(|(key, _)| is_relayed(key));
-        relay.shows_virtual_servers(&relayed, portion)
-            && self.linux.shows_virtual_servers(&others, portion)
+    fn services(&mut self) -> Result<Vec<ipvs::Service>, Failure> {
+        let mut services = self.linux.services()?;
+        if let Some(relay) = &mut self.relay {
+            services.extend(relay.services()?);
+            services.sort_by_key(|service| service.key);
+        }
+        Ok(services)
+    }
+
+    fn destinations(&mut self, key: &ipvs::ServiceKey) -> Result<Destinations, Failure> {
+        self.of(key).destinations(key)
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {

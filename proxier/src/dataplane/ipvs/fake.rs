@@ -9,14 +9,13 @@ use std::fmt::Display;
 use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
-use super::{Kernel, Portion};
+use super::Kernel;
 use crate::dataplane::ipvs::conntrack::{Stale, Swept};
 use crate::dataplane::ipvs::marks::MarkKey;
 use crate::dataplane::ipvs::observed::{
     Connections, CountedServer, LocalAddresses, Observed, ObservedServer,
 };
 use crate::dataplane::ipvs::op::Op;
-use crate::dataplane::ipvs::split_map::SplitMap;
 use crate::dataplane::{Failure, Outcome};
 use crate::plan::Machine;
 use nftables::{Command, Table};
@@ -44,8 +43,6 @@ pub struct FakeKernel {
     pub writes: usize,
     /// The number of times that all virtual servers were read.
     pub reads: usize,
-    /// The number of cheap looks at all virtual servers.
-    pub looks: usize,
     /// The number of next reads of a single virtual server that fail.
     pub failing_reads: usize,
     /// Whether the kernel has no nf_tables.
@@ -90,38 +87,6 @@ impl Kernel for FakeKernel {
             each(self.counted(&key, server));
         }
         Ok(())
-    }
-
-    fn shows_virtual_servers(
-        &mut self,
-        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
-        portion: Portion,
-    ) -> bool {
-        self.looks += 1;
-        let shown = |server: &ObservedServer| {
-            let mut shown = server.clone();
-            let flags = ipvs::ServiceFlags::PERSISTENT | ipvs::ServiceFlags::ONE_PACKET;
-            let definition = &mut shown.definition;
-            let bits = definition.flags.bits() & flags.bits();
-            definition.flags = ipvs::ServiceFlags::from_bits(bits);
-            definition.engine = None;
-            shown.destinations.change(|destinations| {
-                for destination in destinations {
-                    let ipvs::Destination { key, weight, .. } = *destination;
-                    let forwarding = destination.forwarding;
-                    *destination = ipvs::Destination {
-                        forwarding,
-                        ..ipvs::Destination::new(key, weight)
-                    };
-                }
-            });
-            shown
-        };
-        let servers = &self.state.virtual_servers;
-        let is_limited = servers.len() >= portion.limit();
-        let mut listed = servers.iter().take(portion.limit());
-        (is_limited || servers.len() == expected.len())
-            && listed.all(|(key, server)| expected.get(&key).map(shown) == Some(shown(server)))
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {

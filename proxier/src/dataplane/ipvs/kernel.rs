@@ -7,15 +7,15 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use ipvs_netlink::{SchedulerName, ServiceKey};
+use ipvs_netlink::{SchedulerName, Service, ServiceKey};
 
 use super::Wanted;
 use crate::cluster::problem::Problem;
 use crate::dataplane::ipvs::conntrack::{Stale, Swept};
+use crate::dataplane::ipvs::destinations::Destinations;
 use crate::dataplane::ipvs::marks::MarkKey;
-use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses, Observed, ObservedServer};
+use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses, Observed};
 use crate::dataplane::ipvs::op::Op;
-use crate::dataplane::ipvs::split_map::SplitMap;
 use crate::dataplane::{Failure, Outcome};
 use crate::plan::{Capabilities, Changed, Machine};
 
@@ -68,17 +68,31 @@ pub trait Kernel {
         each: &mut dyn FnMut(CountedServer),
     ) -> Result<(), Failure>;
 
-    /// Returns whether a cheap look at this portion of the kernel's table shows the `expected` virtual
-    /// servers, owned and foreign: all of them if it is the whole table.
+    /// Reads the virtual servers without their destinations, each once, in the order of their keys.
     ///
-    /// `false`: something differs, or the look failed. The look shows addresses, schedulers, one-packet
-    /// scheduling, affinity, forwarding methods and weights. It does not show other scheduler flags, the
-    /// persistence engine, thresholds and tunnel parameters.
-    fn shows_virtual_servers(
-        &mut self,
-        expected: &SplitMap<ServiceKey, ObservedServer>,
-        portion: Portion,
-    ) -> bool;
+    /// One may be missing while a second program changes virtual servers; [`Kernel::virtual_server`] shows
+    /// whether it exists.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn services(&mut self) -> Result<Vec<Service>, Failure> {
+        let mut services = Vec::new();
+        let mut each = |found: CountedServer| services.push(found.service());
+        self.virtual_servers(&mut std::iter::empty(), &mut each)?;
+        services.sort_by_key(|service| service.key);
+        Ok(services)
+    }
+
+    /// Reads the destinations of a virtual server; none if it does not exist.
+    ///
+    /// # Errors
+    /// If they cannot be read whole.
+    fn destinations(&mut self, key: &ServiceKey) -> Result<Destinations, Failure> {
+        let found = self.virtual_server(key)?;
+        Ok(found
+            .map(|found| found.server.destinations)
+            .unwrap_or_default())
+    }
 
     /// Reads one virtual server; `None` if it does not exist.
     ///
@@ -213,23 +227,4 @@ pub trait Kernel {
     ///
     /// After a failed Op, the following ones are applied all the same.
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome>;
-}
-
-/// The portion of the kernel's virtual servers that a look compares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Portion {
-    /// The first few in the kernel's order. They show that the table was flushed.
-    Beginning,
-    /// All.
-    Whole,
-}
-
-impl Portion {
-    /// Returns the number of virtual servers after which the look ends.
-    pub(crate) fn limit(self) -> usize {
-        match self {
-            Self::Beginning => 5,
-            Self::Whole => usize::MAX,
-        }
-    }
 }

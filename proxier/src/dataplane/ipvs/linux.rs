@@ -8,12 +8,13 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 use tracing::Level;
 
-use super::kernel::{Kernel, MAX_OPS, Portion};
+use super::kernel::{Kernel, MAX_OPS};
 use crate::dataplane::ipvs::conntrack;
 use crate::dataplane::ipvs::conntrack::{Stale, Swept};
+use crate::dataplane::ipvs::destinations::Destinations;
 use crate::dataplane::ipvs::filter;
 use crate::dataplane::ipvs::marks::MarkKey;
-use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses, ObservedServer};
+use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses};
 use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::ipvs::split_map::SplitMap;
 use crate::dataplane::{Failure, Outcome};
@@ -26,7 +27,6 @@ mod answer_routes;
 mod counters;
 mod link;
 mod link_addresses;
-mod listing;
 pub(crate) mod monitor;
 mod mtu;
 mod next_hops;
@@ -209,21 +209,21 @@ impl Kernel for Linux {
         Ok(())
     }
 
-    fn shows_virtual_servers(
-        &mut self,
-        expected: &SplitMap<ipvs::ServiceKey, ObservedServer>,
-        portion: Portion,
-    ) -> bool {
-        let Some(shown) = listing::look(expected, portion) else {
-            return false;
-        };
-        if let Err(error) = self
-            .removal
-            .learn_from_look(&mut self.ipvs, portion, &shown)
-        {
-            tracing::debug!("{error}; a flushed table may be repaired slowly");
-        }
-        true
+    fn services(&mut self) -> Result<Vec<ipvs::Service>, Failure> {
+        let entries = self.ipvs.services_once()?;
+        let mut order = revival::ServerOrder::default();
+        entries
+            .iter()
+            .for_each(|entry| order.push(&entry.service.key));
+        self.removal.learn_from_read(order);
+        let mut services: Vec<_> = entries.iter().map(|entry| entry.service).collect();
+        services.sort_by_key(|service| service.key);
+        services.dedup_by_key(|service| service.key);
+        Ok(services)
+    }
+
+    fn destinations(&mut self, key: &ipvs::ServiceKey) -> Result<Destinations, Failure> {
+        Ok(virtual_servers::destinations(&mut self.ipvs, key)?)
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {

@@ -1,33 +1,30 @@
 //! The kernel's state as far as known, and drift.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use ipvs_netlink::{Family, ServiceKey};
 
 use super::foreign::Inherited;
-use super::kernel::Portion;
 use super::{Kernel, KernelParts, Wanted};
 use crate::cluster::problem::Problem;
 use crate::dataplane::Failure;
+use crate::dataplane::ipvs::definition::ServerDefinition;
 use crate::dataplane::ipvs::ledger::Owned;
-use crate::dataplane::ipvs::observed::{Carrier, Observed};
+use crate::dataplane::ipvs::observed::{Carrier, Observed, ObservedServer};
 use crate::dataplane::ipvs::split_map::SplitMap;
 use crate::plan::Desired;
 use crate::util::timer::Timer;
 
-/// The longest time between two resyncs that read all virtual servers over netlink; in large tables
-/// [`rarity`] multiplies it.
-///
-/// The other resyncs look first ([`Kernel::shows_virtual_servers`]), which costs a fraction of a full
-/// read. So drift in a field that a look does not show lasts this long at most.
+/// The time in which resyncs read the destinations of every virtual server.
 const READ_PERIOD: Duration = Duration::from_secs(600);
 
-/// The number of virtual servers and destinations at which a resync may look on average.
+/// The fewest virtual servers whose destinations a resync reads. A table of this size is read whole.
 ///
-/// A look at one takes about two microseconds. So the looks at any number of them take about half of the
-/// 0.1 % of a processor that an idle node may use at the default period of 30 s.
-const LOOKS_PER_RESYNC: usize = 8_000;
+/// The kernel has no dump of all destinations: those of each virtual server take three system calls. So at each resync,
+/// those of a large table would cost an idle node more than all its other work.
+const LEAST_SHARE: usize = 500;
 
 /// The observed state of the kernel, and the parts of it that may differ from the plan.
 #[derive(Debug)]
@@ -42,10 +39,8 @@ pub(super) struct KernelState {
     pub(super) suspects_drift: bool,
     /// When the next step of a change between forms of addresses is due.
     pub(super) follow_up: Timer,
-    /// When all virtual servers were last read over netlink, in time since boot.
-    read_at: Duration,
-    /// The number of looks at the beginning since the last look or read of all virtual servers.
-    glances: u32,
+    /// Which virtual servers the next resync reads with their destinations.
+    share: Share,
     /// The virtual servers and addresses that the next round compares.
     pub(super) pending: KernelParts,
     /// The virtual servers without a record that an earlier service proxy left; `None` before the first read.
@@ -62,8 +57,7 @@ impl Default for KernelState {
             follow_up: Timer::retry(),
             pending: KernelParts::default(),
             inherited: None,
-            read_at: Duration::ZERO,
-            glances: 0,
+            share: Share::default(),
         }
     }
 }
@@ -85,10 +79,11 @@ impl KernelState {
         is_known.then(|| std::mem::take(&mut self.observed))
     }
 
-    /// Reads the whole kernel and returns the drift from the `expected` state.
+    /// Reads the kernel and returns the drift from the `expected` state.
     ///
-    /// If a look shows the expected virtual servers, they are not read. If the look is only at the
-    /// beginning of the table, addresses are read only after a notification.
+    /// Without an expected state, everything is read. Otherwise the virtual servers are, and the destinations of those
+    /// that differ and of a share of the others. The kernel reports changes of addresses, so they are read when the
+    /// shares begin anew, or after a report.
     pub(super) fn read(
         &mut self,
         expected: Option<Observed>,
@@ -97,56 +92,105 @@ impl KernelState {
         owned: &Owned,
         now: Duration,
     ) -> Result<KernelParts, Failure> {
-        let Some(mut expected) = expected else {
-            self.read_all(kernel, wanted, owned, now)?;
+        let Some(expected) = expected else {
+            self.observed = kernel.observe(wanted, &mut owned.keys())?;
+            self.share = Share::begun(now);
             return Ok(KernelParts::default());
         };
-        let rarity = rarity(&expected);
-        let may_look = now < self.read_at + READ_PERIOD * rarity;
-        let portion = match self.glances + 1 < rarity {
-            true => Portion::Beginning,
-            false => Portion::Whole,
-        };
-        // Without `may_look`, a full read is due for the fields that no look shows.
-        if !may_look || !kernel.shows_virtual_servers(&expected.virtual_servers, portion) {
-            self.read_all(kernel, wanted, owned, now)?;
-            return Ok(drift(&expected, &self.observed, wanted));
+        let reads_addresses = self.share.next.is_none() || !self.knows_addresses;
+        let share = self.share.take(&expected, now);
+        let mut suspects = Vec::new();
+        let services = kernel.services()?;
+        for service in &services {
+            let own = expected.virtual_servers.get(&service.key);
+            let is_same = match own {
+                Some(own) if own.definition == ServerDefinition::of(service) => {
+                    !share.contains(&service.key)
+                        || own.destinations == kernel.destinations(&service.key)?
+                }
+                _ => false,
+            };
+            if !is_same {
+                suspects.push(service.key);
+            }
         }
-        self.glances = match portion {
-            Portion::Beginning => self.glances + 1,
-            Portion::Whole => 0,
-        };
-        // The kernel reports changes of routes, so reading them can wait for a look at the whole table.
-        if portion == Portion::Beginning && self.knows_addresses {
-            self.observed = expected;
-            return Ok(KernelParts::default());
-        }
-        let before = expected.replace_addresses(kernel.addresses()?);
-        let before = (&before.addresses, before.carrier);
-        let drifted = address_drift(before, (&expected.addresses, expected.carrier));
+        let is_missing =
+            |key: &ServiceKey| services.binary_search_by_key(key, |it| it.key).is_err();
+        suspects.extend(expected.virtual_servers.keys().filter(is_missing));
         self.observed = expected;
+        let mut drifted = KernelParts::default();
+        for key in suspects {
+            // What was seen may have been half of another program's change.
+            let found = kernel.virtual_server(&key)?.map(|found| found.server);
+            if self.observed.virtual_servers.get(&key) != found.as_ref() {
+                self.replace(key, found, wanted, &mut drifted);
+            }
+        }
+        if reads_addresses {
+            let before = self.observed.replace_addresses(kernel.addresses()?);
+            let found = (&self.observed.addresses, self.observed.carrier);
+            drifted = KernelParts {
+                virtual_servers: drifted.virtual_servers,
+                ..address_drift((&before.addresses, before.carrier), found)
+            };
+        }
         Ok(drifted)
     }
 
-    fn read_all(
+    /// Replaces a virtual server that another program changed. It is drift only if it is wanted: otherwise
+    /// it is foreign, or this round deletes it.
+    fn replace(
         &mut self,
-        kernel: &mut impl Kernel,
+        key: ServiceKey,
+        found: Option<ObservedServer>,
         wanted: Wanted<'_>,
-        owned: &Owned,
-        now: Duration,
-    ) -> Result<(), Failure> {
-        self.observed = kernel.observe(wanted, &mut owned.keys())?;
-        self.read_at = now;
-        self.glances = 0;
-        Ok(())
+        drifted: &mut KernelParts,
+    ) {
+        let wanted = wanted.get(&key);
+        if wanted.is_some() {
+            drifted.virtual_servers.insert(key);
+        }
+        let Some(mut server) = found else {
+            self.observed.virtual_servers.remove(&key);
+            return;
+        };
+        if let Some(wanted) = wanted {
+            server.destinations.settle(wanted.endpoints);
+        }
+        self.observed.virtual_servers.insert(key, server);
     }
 }
 
-/// Returns `n` if every nth resync looks at the whole table: 1 up to [`LOOKS_PER_RESYNC`].
-fn rarity(expected: &Observed) -> u32 {
-    let servers = expected.virtual_servers.values();
-    let all: usize = servers.map(|server| 1 + server.destinations.len()).sum();
-    u32::try_from(all.div_ceil(LOOKS_PER_RESYNC)).map_or(u32::MAX, |rarity| rarity.max(1))
+/// The part of the virtual servers that a resync reads with their destinations.
+#[derive(Debug, Default)]
+struct Share {
+    /// The time of the last resync, in time since boot.
+    at: Duration,
+    /// The first virtual server that the resyncs since the last beginning have not read; `None`: none is left.
+    next: Option<ServiceKey>,
+}
+
+impl Share {
+    /// Returns the shares that follow a read of everything.
+    fn begun(at: Duration) -> Self {
+        Self { at, next: None }
+    }
+
+    /// Returns the virtual servers of the next share: the part of all that the time since the last resync is of
+    /// [`READ_PERIOD`], but at least [`LEAST_SHARE`].
+    fn take(&mut self, expected: &Observed, now: Duration) -> BTreeSet<ServiceKey> {
+        let servers = &expected.virtual_servers;
+        // Rounded up, so that resyncs that are early by a moment do not need one more for the rest.
+        let secs = now.saturating_sub(self.at).as_secs() + 1;
+        let part = (servers.len() as u64 * secs).div_ceil(READ_PERIOD.as_secs());
+        let count = usize::try_from(part).unwrap_or(usize::MAX).max(LEAST_SHARE);
+        self.at = now;
+        let first = self.next.take();
+        let mut left = (servers.keys()).skip_while(|key| first.is_some_and(|first| *key < first));
+        let share = left.by_ref().take(count).collect();
+        self.next = left.next();
+        share
+    }
 }
 
 /// Returns a Problem for each service address for which another program has a local route too.
@@ -167,21 +211,6 @@ pub(super) fn contested(observed: &Observed, desired: &Desired) -> Vec<Problem> 
         .collect()
 }
 
-/// Returns the drift: desired virtual servers, service addresses and the carrier in which `found`
-/// differs from `expected`.
-///
-/// Virtual servers that are not desired are not compared: they are foreign, or this round deletes them.
-fn drift(expected: &Observed, found: &Observed, wanted: Wanted<'_>) -> KernelParts {
-    let is_changed =
-        |key: &ServiceKey| expected.virtual_servers.get(key) != found.virtual_servers.get(key);
-    let keys = wanted.keys();
-    let found = (&found.addresses, found.carrier);
-    KernelParts {
-        virtual_servers: keys.filter(is_changed).collect(),
-        ..address_drift((&expected.addresses, expected.carrier), found)
-    }
-}
-
 /// The addresses of a state, and the carrier.
 type Local<'a> = (&'a SplitMap<IpAddr, Option<IpAddr>>, Option<Carrier>);
 
@@ -194,5 +223,38 @@ pub(super) fn address_drift(expected: Local<'_>, found: Local<'_>) -> KernelPart
             .collect(),
         carrier: expected.1 != found.1,
         ..KernelParts::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resyncs_read_all_destinations_of_a_large_table_within_ten_minutes() {
+        let start = Duration::from_secs(1_000);
+        let server = |number: u32| {
+            let [_, high, middle, low] = number.to_be_bytes();
+            let key = ServiceKey::Address {
+                protocol: ipvs_netlink::Protocol::Tcp,
+                address: [10, high, middle, low].into(),
+                port: 80,
+            };
+            let service = ipvs_netlink::Service::new(key, "rr".parse().unwrap());
+            (key, ObservedServer::empty(&service))
+        };
+        let observed = Observed {
+            virtual_servers: (0..10_000).map(server).collect(),
+            ..Default::default()
+        };
+        for (period, resyncs) in [(30, 20), (31, 19), (200, 3), (600, 1), (3_600, 1)] {
+            let mut share = Share::begun(start);
+            let mut read = BTreeSet::new();
+            for number in 1..=resyncs {
+                let now = start + Duration::from_secs(period) * number;
+                read.extend(share.take(&observed, now));
+            }
+            assert_eq!(read.len(), 10_000, "every {period} s");
+        }
     }
 }

@@ -13,9 +13,8 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::ops::Range;
 
-use ipvs_netlink::{self as ipvs, ServiceKey};
+use ipvs_netlink::ServiceKey;
 
-use crate::dataplane::ipvs::Portion;
 use crate::dataplane::ipvs::op::Op;
 
 /// The fewest additions that are reordered. In fewer, a search costs less than the reordering.
@@ -35,10 +34,6 @@ pub(super) struct RemovalOrder {
 pub(super) struct ServerOrder(Vec<u32>);
 
 impl ServerOrder {
-    fn new<'a>(keys: impl IntoIterator<Item = &'a ServiceKey>) -> Self {
-        Self(keys.into_iter().map(hash).collect())
-    }
-
     pub(super) fn push(&mut self, key: &ServiceKey) {
         self.0.push(hash(key));
     }
@@ -48,24 +43,6 @@ impl RemovalOrder {
     /// Returns whether an order was learnt.
     pub(super) fn is_known(&self) -> bool {
         !self.keys.is_empty()
-    }
-
-    /// Learns from a look that showed these virtual servers and no difference.
-    pub(super) fn learn_from_look(
-        &mut self,
-        client: &mut ipvs::Client,
-        portion: Portion,
-        shown: &[ServiceKey],
-    ) -> ipvs::Result<()> {
-        let shown = ServerOrder::new(shown);
-        if portion == Portion::Whole {
-            self.keys = shown.0;
-        } else if !self.keys.starts_with(&shown.0) {
-            // Either the kernel has moved the virtual servers to a larger table, or a flush is under way.
-            let entries = client.services()?;
-            self.learn_from_read(ServerOrder::new(entries.iter().map(|it| &it.service.key)));
-        }
-        Ok(())
     }
 
     /// Learns from a read of all virtual servers.
@@ -107,6 +84,8 @@ fn hash(key: &ServiceKey) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use ipvs_netlink as ipvs;
+
     use super::*;
 
     fn server(number: u8) -> ServiceKey {
@@ -126,8 +105,12 @@ mod tests {
     #[test]
     fn a_read_during_a_flush_does_not_replace_the_order() {
         let read = |numbers: &[u8]| {
-            let servers: Vec<ServiceKey> = numbers.iter().map(|&number| server(number)).collect();
-            ServerOrder::new(&servers)
+            ServerOrder(
+                numbers
+                    .iter()
+                    .map(|&number| hash(&server(number)))
+                    .collect(),
+            )
         };
         let mut order = RemovalOrder::default();
         order.learn_from_read(read(&[1, 2, 3]));

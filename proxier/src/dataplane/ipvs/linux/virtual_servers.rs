@@ -5,6 +5,7 @@ use ipvs_netlink::Change;
 
 use super::revival::{self, RemovalOrder};
 use crate::dataplane::ipvs::definition::ServerDefinition;
+use crate::dataplane::ipvs::destinations::Destinations;
 use crate::dataplane::ipvs::observed::{Connections, CountedServer, ObservedServer};
 use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::{Failure, Outcome};
@@ -34,13 +35,31 @@ pub(super) fn find(
     Ok(Some(counted(entry.service, &destinations)))
 }
 
-/// Returns a virtual server with its destinations sorted by key.
-fn counted(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> CountedServer {
-    let mut entries: Vec<&ipvs::DestinationEntry> = destinations.iter().collect();
-    // The kernel lists the newest destination first. If the list changes during the dump, an entry can
-    // appear twice.
+/// Reads the destinations of a virtual server; none if it does not exist.
+pub(super) fn destinations(
+    client: &mut ipvs::Client,
+    key: &ipvs::ServiceKey,
+) -> ipvs::Result<Destinations> {
+    let found = client.destinations(key)?;
+    Ok(sorted(&found)
+        .iter()
+        .map(|entry| entry.destination)
+        .collect())
+}
+
+/// Returns destinations sorted by key, each once.
+///
+/// The kernel lists the newest destination first. If the list changes during the dump, an entry can appear twice.
+fn sorted(destinations: &[ipvs::DestinationEntry]) -> Vec<&ipvs::DestinationEntry> {
+    let mut entries: Vec<_> = destinations.iter().collect();
     entries.sort_by_key(|entry| entry.destination.key);
     entries.dedup_by_key(|entry| entry.destination.key);
+    entries
+}
+
+/// Returns a virtual server with its destinations sorted by key.
+fn counted(service: ipvs::Service, destinations: &[ipvs::DestinationEntry]) -> CountedServer {
+    let entries = sorted(destinations);
     let connections = |entry: &&ipvs::DestinationEntry| Connections {
         active: entry.active_connections,
         inactive: entry.inactive_connections,
