@@ -1,6 +1,5 @@
 //! Paths and queries of requests.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use super::resource::Resource;
@@ -91,20 +90,8 @@ impl Query {
     }
 
     fn add(&mut self, name: &str, value: &str) {
-        if !self.0.ends_with('?') {
-            self.0.push('&');
-        }
-        self.0.push_str(name);
-        self.0.push('=');
-        for byte in value.bytes() {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                    self.0.push(char::from(byte));
-                }
-                // Writing to a `String` cannot fail.
-                _ => drop(write!(self.0, "%{byte:02X}")),
-            }
-        }
+        let start = self.0.find('?').map_or(0, |mark| mark + 1);
+        form_urlencoded::Serializer::for_suffix(&mut self.0, start).append_pair(name, value);
     }
 }
 
