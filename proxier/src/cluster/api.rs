@@ -13,7 +13,6 @@ mod address;
 pub(crate) mod annotations;
 mod endpoint_slice;
 mod endpoints;
-mod first;
 mod metadata;
 mod node;
 mod parser;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::address::why_unusable_or_link_local;
-use super::first::First;
 use super::metadata::{Metadata, is_subdomain};
 use super::node::is_zone;
 use super::parser::Parser;
@@ -69,7 +68,7 @@ impl<'a> FromProtobuf<'a> for SlicePortObject<'a> {
 #[serde(default, expecting = "a mapping", bound(deserialize = "'de: 'a"))]
 pub(super) struct EndpointObject<'a> {
     #[serde(deserialize_with = "or_default")]
-    pub(super) addresses: First<Scalar<'a>>,
+    pub(super) addresses: Vec<Scalar<'a>>,
     #[serde(deserialize_with = "or_default")]
     pub(super) conditions: Conditions<'a>,
     pub(super) node_name: Scalar<'a>,
@@ -80,7 +79,7 @@ pub(super) struct EndpointObject<'a> {
 
 impl<'a> FromProtobuf<'a> for EndpointObject<'a> {
     const FIELDS: Fields<'a, Self> = &[
-        (1, |it, field| it.addresses.offer(field)),
+        (1, |it, field| field.push_text(&mut it.addresses)),
         (2, |it, field| field.merge(&mut it.conditions)),
         (6, |it, field| field.text(&mut it.node_name)),
         (7, |it, field| field.text(&mut it.zone)),
@@ -250,7 +249,7 @@ impl EndpointObject<'_> {
     ) -> Option<model::Endpoint> {
         let instead = "the endpoint is skipped";
         let at = format_args!("endpoints[{index}]");
-        let Some(text) = &self.addresses.0 else {
+        let Some(text) = self.addresses.first() else {
             let message = format!("is empty; {instead}");
             parser.problem(format_args!("{at}.addresses"), "", message);
             return None;

@@ -213,7 +213,7 @@ impl<'a> ProtobufField<'a> {
     }
 
     /// Returns a string, which is absent if it is empty.
-    pub(super) fn scalar(self) -> Result<Scalar<'a>, ProtobufError> {
+    fn scalar(self) -> Result<Scalar<'a>, ProtobufError> {
         let text = std::str::from_utf8(self.bytes()?);
         Ok(match text.map_err(|_| ProtobufError::Text(self.number))? {
             "" => Scalar::Absent,
