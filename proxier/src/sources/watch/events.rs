@@ -204,14 +204,10 @@ impl<'a> EventWriter<'a> {
     ///
     /// Lists it by name, because the role permits to list these kinds but not to get them.
     async fn uid(&self, regarding: &Regarding) -> Result<Option<String>, RequestFailure> {
-        let (root, name) = match regarding {
+        let (root, plural, name) = match regarding {
             Regarding::Node => return Ok(None),
-            Regarding::Service(name) => ("/api/v1", name),
-            Regarding::EndpointSlice(name) => ("/apis/discovery.k8s.io/v1", name),
-        };
-        let plural = match regarding {
-            Regarding::EndpointSlice(_) => "endpointslices",
-            _ => "services",
+            Regarding::Service(name) => ("/api/v1", "services", name),
+            Regarding::EndpointSlice(name) => ("/apis/discovery.k8s.io/v1", "endpointslices", name),
         };
         // Names of objects need no encoding. Version 0: the server's cache answers, and a UID never
         // changes.

@@ -171,9 +171,10 @@ impl RequestFailure {
             let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
             kind.is_some_and(|kind| Self::NO_SERVER.contains(&kind))
         });
-        match is_refused {
-            true => Self::NoServer(why),
-            false => Self::Unreachable(why),
+        if is_refused {
+            Self::NoServer(why)
+        } else {
+            Self::Unreachable(why)
         }
     }
 

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use tracing::Level;
 
-use super::WatchMessage;
 use super::backoff::{Backoff, spread};
 use super::body::{ListBody, WatchBody};
 use super::connection::ResponseStream;
@@ -13,11 +12,12 @@ use super::continuity::Continuity;
 use super::failure::{ApiRefusal, RequestFailure};
 use super::initial::InitialList;
 use super::next::{Next, blames_stream};
-use super::object::{DecodeError, EncodedEvent, EncodedObject, EventType, ListVersion};
+use super::object::{DecodeError, EncodedEvent, EncodedObject, EventType, Identity, ListVersion};
 use super::query::{Query, Since};
 use super::resource::Resource;
 use super::shared::Shared;
 use super::status::{Entry, FollowState};
+use super::{Timeouts, WatchMessage};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::{ObjectList, Parsed, Update};
 use crate::util::clock;
@@ -48,9 +48,9 @@ pub(super) struct Follower<'a, R> {
 }
 
 /// A parsed event of a watch.
-enum ParsedEvent<T> {
-    /// A change, and its resource version if that is readable.
-    Change(Update<T>, Option<String>),
+enum ParsedEvent<'a, T> {
+    /// A change, and the object as it arrived.
+    Change(Update<T>, EncodedObject<'a>),
     /// A bookmark's resource version.
     Progress(String),
     /// The resource version of the bookmark that ends a streaming list.
@@ -148,9 +148,10 @@ impl<'a, R: Resource> Follower<'a, R> {
             self.next = self.next.clone().after(failure);
         }
         let calm = self.resumed.elapsed();
-        let wait = match is_behind && self.lags <= Self::MAX_LAGS + 1 {
-            true => spread(Self::LAG_PAUSE),
-            false => (self.backoff).wait(failure.reach(), calm, failure.retry_after()),
+        let wait = if is_behind && self.lags <= Self::MAX_LAGS + 1 {
+            spread(Self::LAG_PAUSE)
+        } else {
+            (self.backoff).wait(failure.reach(), calm, failure.retry_after())
         };
         self.continuity.fail(failure, Instant::now());
         (self.entry).record_failure(failure.to_string(), failure.is_rejection());
@@ -285,10 +286,12 @@ impl<'a, R: Resource> Follower<'a, R> {
 
     /// Returns the duration of the next watch.
     fn watch_time(&self) -> Duration {
-        match self.continuity.is_doubtful() {
-            true => spread(self.shared.timeouts.trial),
-            false => spread(self.shared.timeouts.watch),
-        }
+        let Timeouts { trial, watch, .. } = self.shared.timeouts;
+        spread(if self.continuity.is_doubtful() {
+            trial
+        } else {
+            watch
+        })
     }
 
     async fn open(&mut self, query: &Query) -> Result<ResponseStream, RequestFailure> {
@@ -345,14 +348,6 @@ impl<'a, R: Resource> Follower<'a, R> {
         event: EncodedEvent<'_>,
         list: &mut InitialList<R::Object>,
     ) -> Result<Option<String>, RequestFailure> {
-        // One pass over the text of nearly all events; `parse_event` needs three.
-        let added = self
-            .shared
-            .with_interner(|interner| event.read_added::<R>(interner));
-        if let Some(added) = added {
-            list.add(added);
-            return Ok(None);
-        }
         match self.parse_event(event)? {
             ParsedEvent::Change(change, _) => list.apply(change),
             ParsedEvent::Complete(version) => return Ok(Some(version)),
@@ -366,10 +361,12 @@ impl<'a, R: Resource> Follower<'a, R> {
     /// Sends the change of one event of a watch.
     async fn follow(&mut self, event: EncodedEvent<'_>) -> Result<(), RequestFailure> {
         match self.parse_event(event)? {
-            ParsedEvent::Change(change, version) => {
+            ParsedEvent::Change(change, object) => {
+                let version = object.version();
+                let version = version.as_ref().map_or("", Identity::version).to_owned();
                 // A deletion has the version of the object in old servers.
                 if !matches!(change, Update::Delete(_)) {
-                    self.next.check(version.as_deref().unwrap_or_default())?;
+                    self.next.check(&version)?;
                 }
                 self.entry.record_change();
                 self.send(change).await;
@@ -378,7 +375,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             }
             ParsedEvent::Progress(version) | ParsedEvent::Complete(version) => {
                 self.next.check(&version)?;
-                self.advance(Some(version));
+                self.advance(version);
             }
             ParsedEvent::Nothing => self.send_problems().await,
         }
@@ -386,42 +383,39 @@ impl<'a, R: Resource> Follower<'a, R> {
     }
 
     /// Parses one event of a watch.
-    fn parse_event(
+    fn parse_event<'e>(
         &mut self,
-        event: EncodedEvent<'_>,
-    ) -> Result<ParsedEvent<R::Object>, RequestFailure> {
+        event: EncodedEvent<'e>,
+    ) -> Result<ParsedEvent<'e, R::Object>, RequestFailure> {
         let malformed = |what: &str, error: DecodeError| {
             RequestFailure::Malformed(format!("{what} of a watch: {error}"))
         };
         let (event_type, object) = event
             .split()
             .map_err(|error| malformed("an event", error))?;
-        let version = object.version();
-        match event_type {
-            EventType::Added | EventType::Modified => Ok(match self.read(object) {
-                Some(parsed) => {
-                    let version = version.ok().map(|it| it.version().to_owned());
-                    ParsedEvent::Change(Update::Apply(parsed), version)
-                }
+        Ok(match event_type {
+            EventType::Added | EventType::Modified => match self.read(object) {
+                Some(parsed) => ParsedEvent::Change(Update::Apply(parsed), object),
                 None => ParsedEvent::Nothing,
-            }),
+            },
             EventType::Deleted => {
                 // Only the name is needed, so an object with malformed content can be deleted.
-                let name = object
-                    .name()
-                    .map_err(|error| malformed("a deletion", error))?;
-                let version = version.ok().map(|it| it.version().to_owned());
-                Ok(ParsedEvent::Change(Update::Delete(name), version))
+                let name = object.name();
+                let name = name.map_err(|error| malformed("a deletion", error))?;
+                ParsedEvent::Change(Update::Delete(name), object)
             }
             EventType::Bookmark => {
-                let version = version.map_err(|error| malformed("a bookmark", error))?;
-                Ok(match version.ends_initial_events() {
-                    true => ParsedEvent::Complete(version.version().to_owned()),
-                    false => ParsedEvent::Progress(version.version().to_owned()),
-                })
+                let bookmark = object.version();
+                let bookmark = bookmark.map_err(|error| malformed("a bookmark", error))?;
+                let version = bookmark.version().to_owned();
+                if bookmark.ends_initial_events() {
+                    ParsedEvent::Complete(version)
+                } else {
+                    ParsedEvent::Progress(version)
+                }
             }
-            EventType::Error => Err(RequestFailure::refused_midway(object)),
-        }
+            EventType::Error => return Err(RequestFailure::refused_midway(object)),
+        })
     }
 
     /// Parses one object. If its name is unreadable, records a problem and returns `None`.
@@ -456,18 +450,18 @@ impl<'a, R: Resource> Follower<'a, R> {
         self.send(Update::Reset(objects)).await;
         self.entry.record_list();
         self.lags = 0;
-        self.advance(Some(version));
+        self.advance(version);
         Ok(())
     }
 
     /// Records that all changes up to `version` were sent, which the server has therefore.
-    fn advance(&mut self, version: Option<String>) {
+    fn advance(&mut self, version: String) {
         if self.continuity.confirm() {
             self.failures.end(clock::since_boot());
         }
         // With an empty version, the next watch would start at any state of the server, and changes would be
         // lost.
-        if let Some(version) = version.filter(|version| !version.is_empty()) {
+        if !version.is_empty() {
             self.next = Next::Watch(version);
         }
     }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::failure::RequestFailure;
-use crate::cluster::store::{ObjectKind, ObjectList, Parsed, Update};
+use crate::cluster::store::{ObjectKind, ObjectList, Update};
 
 /// The objects of a streaming list that is not complete.
 ///
@@ -38,14 +38,9 @@ impl<T: ObjectKind> InitialList<T> {
         RequestFailure::Malformed(why.into())
     }
 
-    /// Adds an object of the list.
-    pub(super) fn add(&mut self, object: Parsed<T>) {
-        self.grew = Instant::now();
-        self.objects.push(object);
-    }
-
     /// Applies a change that arrived before the end.
     pub(super) fn apply(&mut self, change: Update<T>) {
+        self.grew = Instant::now();
         match change {
             // A duplicate does no harm, because the store uses the last one of a `Reset`.
             Update::Apply(parsed) => self.objects.push(parsed),

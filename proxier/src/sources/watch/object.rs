@@ -60,10 +60,10 @@ impl<'a> EncodedObject<'a> {
         interner: &mut Interner,
     ) -> Result<Parsed<R::Object>, Problem> {
         // First, because a list truncates such an object, and a truncated message may be that of another object.
-        let is_too_large = self.bytes().len() > MAX_OBJECT;
-        let decoded = match is_too_large {
-            true => Err(DecodeError::TooLarge),
-            false => self.decode::<R::Wire<'_>>(),
+        let decoded = if self.bytes().len() > MAX_OBJECT {
+            Err(DecodeError::TooLarge)
+        } else {
+            self.decode::<R::Wire<'_>>()
         };
         let error = match decoded {
             Ok(wire) => return wire.parse(interner),
@@ -143,34 +143,11 @@ pub(super) enum EncodedEvent<'a> {
 }
 
 impl<'a> EncodedEvent<'a> {
-    /// Parses an event of a streaming list in one pass, if it adds an object without faults.
-    ///
-    /// `None`: the event must be parsed step by step.
-    pub(super) fn read_added<R: Resource>(
-        self,
-        interner: &mut Interner,
-    ) -> Option<Parsed<R::Object>> {
-        let (event_type, wire) = match self {
-            Self::Json(line) => {
-                let event: WatchEvent<R::Wire<'a>> = api::from_json(line).ok()?;
-                (event.event_type, event.object)
-            }
-            Self::Protobuf(_) => {
-                let (event_type, object) = self.split().ok()?;
-                (event_type, object.decode().ok()?)
-            }
-        };
-        match event_type {
-            EventType::Added => wire.parse(interner).ok(),
-            _ => None,
-        }
-    }
-
     /// Returns the type of the event, and its object.
     pub(super) fn split(self) -> Result<(EventType, EncodedObject<'a>), DecodeError> {
         match self {
             Self::Json(line) => {
-                let event: WatchEvent<&RawValue> = serde_json::from_slice(line)?;
+                let event: WatchEvent<'_> = serde_json::from_slice(line)?;
                 let json = event.object.get().as_bytes();
                 Ok((event.event_type, EncodedObject::Json(json)))
             }
@@ -185,17 +162,13 @@ impl<'a> EncodedEvent<'a> {
     }
 }
 
-/// One line of a watch in JSON.
-///
-/// The type of the object depends on that of the event. So an object that may be of any type is
-/// unparsed text.
+/// One line of a watch in JSON. The type of the object depends on that of the event, so it is text here.
 #[derive(Deserialize)]
-struct WatchEvent<T> {
-    /// The type of the event.
+struct WatchEvent<'a> {
     #[serde(rename = "type")]
     event_type: EventType,
-    /// The object.
-    object: T,
+    #[serde(borrow)]
+    object: &'a RawValue,
 }
 
 /// The type of a watch event.
@@ -304,10 +277,10 @@ impl ListVersion {
     /// Rejects a response that only resembles a list, such as a `Status`: as an empty list, it would remove all
     /// objects.
     fn checked(self) -> Result<Self, DecodeError> {
-        match self.resource_version.is_empty() {
-            true => Err(DecodeError::Versionless),
-            false => Ok(self),
+        if self.resource_version.is_empty() {
+            return Err(DecodeError::Versionless);
         }
+        Ok(self)
     }
 }
 

@@ -238,10 +238,10 @@ impl FrameSplitter {
 /// Returns the length of the frame that follows `head`.
 fn frame_length(head: [u8; 4]) -> Result<usize, TooLong> {
     let length = usize::try_from(u32::from_be_bytes(head)).map_err(|_| TooLong)?;
-    match length <= 2 * MAX_OBJECT {
-        true => Ok(length),
-        false => Err(TooLong),
+    if length > 2 * MAX_OBJECT {
+        return Err(TooLong);
     }
+    Ok(length)
 }
 
 #[cfg(test)]

@@ -56,10 +56,7 @@ impl Credential {
         let Some(exec) = &user.exec else {
             return Ok(Self::None);
         };
-        let cluster = match exec.provide_cluster_info {
-            true => Some(cluster()?),
-            false => None,
-        };
+        let cluster = exec.provide_cluster_info.then(cluster).transpose()?;
         let plugin = Plugin::new(exec, folder, cluster).map_err(|why| format!("exec: {why}"))?;
         Ok(Self::Plugin(Box::new(plugin)))
     }

@@ -65,9 +65,10 @@ fn of_master(url: Uri) -> Result<Access, String> {
 fn of_pod() -> Result<Access, String> {
     let variable = |name| std::env::var(name).map_err(|error| format!("{name}: {error}"));
     let host = variable("KUBERNETES_SERVICE_HOST")?;
-    let host = match host.contains(':') {
-        true => format!("[{host}]"),
-        false => host,
+    let host = if host.contains(':') {
+        format!("[{host}]")
+    } else {
+        host
     };
     let port = variable("KUBERNETES_SERVICE_PORT")?;
     let url = url::parse(&format!("https://{host}:{port}"))?;

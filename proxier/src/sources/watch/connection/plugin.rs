@@ -62,9 +62,10 @@ impl Plugin {
         cluster: Option<ExecAuthCluster>,
     ) -> Result<Self, String> {
         let name = present(config.command.as_deref()).ok_or("command: the value is missing")?;
-        let command = match name.contains(MAIN_SEPARATOR) {
-            true => folder.join(name),
-            false => name.into(),
+        let command = if name.contains(MAIN_SEPARATOR) {
+            folder.join(name)
+        } else {
+            name.into()
         };
         let mode = config.interactive_mode.as_ref();
         let has_terminal = std::io::stdin().is_terminal();
@@ -113,11 +114,12 @@ impl Plugin {
             .env("KUBERNETES_EXEC_INFO", &self.input)
             .stdout(Stdio::piped())
             .kill_on_drop(true);
-        match self.is_interactive {
+        if self.is_interactive {
             // In our process group, since only processes of one group may read from a terminal.
-            true => command.stdin(Stdio::inherit()).stderr(Stdio::inherit()),
-            false => (command.stdin(Stdio::null()).stderr(Stdio::piped())).process_group(0),
-        };
+            command.stdin(Stdio::inherit()).stderr(Stdio::inherit());
+        } else {
+            (command.stdin(Stdio::null()).stderr(Stdio::piped())).process_group(0);
+        }
         let mut child = command.spawn().map_err(|error| format!("{error}"))?;
         let mut group = Group((!self.is_interactive).then(|| pid(&child)).flatten());
         let (mut output, mut errors) = (Vec::new(), Vec::new());
@@ -133,10 +135,10 @@ impl Plugin {
         }
         let status = child.wait().await.map_err(|error| error.to_string())?;
         group.0 = None;
-        match status.success() {
-            true => Ok(output),
-            false => Err(failure(status, &errors)),
+        if !status.success() {
+            return Err(failure(status, &errors));
         }
+        Ok(output)
     }
 }
 

@@ -11,9 +11,10 @@ pub(super) fn parse(text: &str) -> Result<Uri, String> {
     let shown = text.rsplit('@').next().unwrap_or_default();
     let wrong = |why: &str| format!("{shown:?} is not the URL of an API server{why}");
     let has_scheme = text.contains("://");
-    let with_scheme = match has_scheme {
-        true => text.to_owned(),
-        false => format!("http://{text}"),
+    let with_scheme = if has_scheme {
+        text.to_owned()
+    } else {
+        format!("http://{text}")
     };
     let uri: Uri = with_scheme.parse().map_err(|_| wrong(""))?;
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
