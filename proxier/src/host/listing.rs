@@ -99,7 +99,7 @@ pub(super) fn header(writer: &mut Writer<'_>, family: &str) {
 pub(super) fn handle(payload: &[u8]) -> Result<Option<u64>, Error> {
     let handle = find(contents(payload), NFTA_RULE_HANDLE)?;
     let handle = handle.map(|handle| handle.array().map(u64::from_be_bytes));
-    Ok(handle.transpose()?)
+    handle.transpose()
 }
 
 /// Sends the messages that `fill` adds as one transaction.
