@@ -80,12 +80,10 @@ impl<K: Kernel> Ipvs<K> {
     pub(super) fn exclude_foreign(
         &mut self,
         planned: Planned<'_>,
-        keys: &BTreeSet<ServiceKey>,
+        keys: impl Iterator<Item = ServiceKey>,
     ) -> bool {
-        let found: Vec<Frontend> = (keys.iter())
-            .filter(|key| self.is_foreign(planned, key))
-            .filter_map(Frontend::of)
-            .collect();
+        let found = keys.filter(|key| self.is_foreign(planned, key));
+        let found: Vec<Frontend> = found.filter_map(|key| Frontend::of(&key)).collect();
         self.capabilities.foreign.extend(&found);
         !found.is_empty()
     }
@@ -99,8 +97,8 @@ impl<K: Kernel> Ipvs<K> {
         foreign.retain(|frontend| observed.contains_key(&ServiceKey::from(*frontend)));
         let has_less = foreign.len() < before;
         let frontends = planned.desired().frontends.keys();
-        let keys = frontends.map(|frontend| (*frontend).into()).collect();
-        self.exclude_foreign(planned, &keys) || has_less
+        let keys = frontends.map(|frontend| (*frontend).into());
+        self.exclude_foreign(planned, keys) || has_less
     }
 
     /// Records the virtual servers of an earlier process whose ledger was lost, so that this round deletes those that no

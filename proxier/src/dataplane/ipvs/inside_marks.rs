@@ -52,6 +52,11 @@ impl InsideMarks {
         self.users.keys().copied()
     }
 
+    /// Returns the number of virtual servers of marks.
+    pub(crate) fn len(&self) -> usize {
+        self.users.len()
+    }
+
     /// Returns the first frontend of a mark. All frontends of a mark have the same endpoints for clients inside.
     pub fn first_user(&self, key: &ipvs::ServiceKey) -> Option<&Frontend> {
         self.users.get(key)?.first()

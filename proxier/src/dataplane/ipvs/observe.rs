@@ -122,7 +122,7 @@ impl<K: Kernel> Ipvs<K> {
         self.state.pending.addresses.extend(retries.addresses);
         self.drifted = self.read_addresses()?;
         let keys = std::mem::take(&mut self.state.pending.virtual_servers);
-        let has_more = self.exclude_foreign(planned, &keys);
+        let has_more = self.exclude_foreign(planned, keys.iter().copied());
         self.state.pending.virtual_servers = keys;
         Ok(has_more)
     }

@@ -31,6 +31,9 @@ impl<K: Kernel> Ipvs<K> {
         stale: &[ipvs::ServiceKey],
         now: Duration,
     ) {
+        if stale.is_empty() {
+            return;
+        }
         let territory = self.territory(planned);
         for &key in stale {
             let is_found = self.state.observed.virtual_servers.contains_key(&key);

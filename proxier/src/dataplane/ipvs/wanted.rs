@@ -98,7 +98,7 @@ impl<'a> Wanted<'a> {
 
     /// Returns the number of virtual servers.
     pub fn len(self) -> usize {
-        self.desired.frontends.len() + self.marks.keys().count()
+        self.desired.frontends.len() + self.marks.len()
     }
 
     /// Returns whether the plan asks for no virtual server.
