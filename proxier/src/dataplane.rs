@@ -159,7 +159,7 @@ pub trait Dataplane {
     fn distrust_addresses(&mut self);
 
     /// Returns whether another program changed our packet rules since our last write; then the next round repairs them.
-    fn finds_changed_rules(&mut self, planned: Planned<'_>) -> bool;
+    fn finds_changed_rules(&mut self) -> bool;
 }
 
 /// The outcome of a change.

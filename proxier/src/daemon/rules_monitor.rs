@@ -17,7 +17,7 @@ impl RulesMonitor {
     /// there is no notification.
     pub(super) fn start<D: Dataplane>(self, proxier: &mut Proxier<D>) -> bool {
         (self.0)();
-        proxier.finds_changed_rules()
+        proxier.dataplane_mut().finds_changed_rules()
     }
 }
 

@@ -389,18 +389,18 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
     }
 
     /// Compares the generation of the packet rules with that of our last write.
-    fn finds_changed_rules(&mut self, planned: Planned<'_>) -> bool {
+    fn finds_changed_rules(&mut self) -> bool {
         let Some(rules) = &mut self.rules else {
             return false;
         };
         if !rules.filter.is_in_step() {
             return false;
         }
-        let wanted = Wanted::new(planned.desired(), &self.marks);
-        let checked = rules.check(&mut self.kernel, wanted, &self.ledger);
-        if checked.is_err() {
+        let recorded = rules.recorded(&mut self.kernel, &self.ledger);
+        let are_changed = !matches!(recorded, Ok(Some(_)));
+        if are_changed {
             rules.filter.distrust();
         }
-        !rules.filter.is_in_step()
+        are_changed
     }
 }

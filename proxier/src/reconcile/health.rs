@@ -31,9 +31,4 @@ impl<D: Dataplane> Proxier<D> {
     pub fn refusal(&self) -> Option<String> {
         self.dataplane.refusal(self.cluster.planned())
     }
-
-    /// Returns whether another program changed our packet rules since our last write; then the next round repairs them.
-    pub(crate) fn finds_changed_rules(&mut self) -> bool {
-        self.dataplane.finds_changed_rules(self.cluster.planned())
-    }
 }

@@ -72,7 +72,10 @@ impl<K: Kernel> Ipvs<K> {
     pub(super) fn end_reading(&mut self, planned: Planned<'_>) -> Result<(), Failure> {
         if let Some(rules) = &mut self.rules {
             let wanted = Wanted::new(planned.desired(), &self.marks);
-            rules.check(&mut self.kernel, wanted, &self.ledger)?;
+            match rules.recorded(&mut self.kernel, &self.ledger)? {
+                Some(fingerprint) => rules.filter.trust(wanted, fingerprint),
+                None => rules.filter.distrust(),
+            }
         }
         // A difference in an object that this round changes anyway is no drift: another program need not
         // have caused it.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{Kernel, Wanted};
 use crate::dataplane::Failure;
-use crate::dataplane::ipvs::filter::{Content, Filter, FilterConfig};
+use crate::dataplane::ipvs::filter::{Content, Filter, FilterConfig, Fingerprint};
 use crate::dataplane::ipvs::ledger::{Ledger, WrittenRules};
 use crate::util::timer::Timer;
 
@@ -27,23 +27,19 @@ impl Rules {
         }
     }
 
-    /// Decides whether the kernel's rules are those that the ledger names.
+    /// Returns the fingerprint of the rules that the ledger names, if the kernel has these.
     ///
     /// If the generation is the recorded one, no program has changed any rule since our last write. The
     /// check costs two requests; reading the rules of 10,000 Services back takes 50 ms.
-    pub(super) fn check(
-        &mut self,
+    pub(super) fn recorded(
+        &self,
         kernel: &mut impl Kernel,
-        wanted: Wanted<'_>,
         ledger: &Ledger,
-    ) -> Result<(), Failure> {
-        match (kernel.rules_generation()?, ledger.rules()) {
-            (Some(generation), Some(written)) if generation == written.generation => {
-                self.filter.trust(wanted, written.fingerprint);
-            }
-            _ => self.filter.distrust(),
-        }
-        Ok(())
+    ) -> Result<Option<Fingerprint>, Failure> {
+        let generation = kernel.rules_generation()?;
+        let written = ledger.rules();
+        let written = written.filter(|written| generation == Some(written.generation));
+        Ok(written.map(|written| written.fingerprint))
     }
 
     /// Writes the pending rules in one transaction and records them in the ledger.
