@@ -217,7 +217,7 @@ impl Filter {
             self.written = None;
         }
         let (then, now) = (View::before(wanted, changed, marks), View::now(wanted));
-        let subjects = Subjects::of(wanted, changed, marks);
+        let subjects = Subjects::of([then, now], changed, marks);
         self.change([then, now], &subjects, |filter| {
             filter.keep_guards(&subjects, then, now);
         });

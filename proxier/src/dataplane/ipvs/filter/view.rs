@@ -130,9 +130,11 @@ impl Subjects {
     }
 
     /// Returns the objects whose rules may differ before and after these changes.
-    pub(super) fn of(wanted: Wanted<'_>, changed: &Changed, changed_marks: &MarkChanges) -> Self {
-        let then = View::before(wanted, changed, changed_marks);
-        let now = View::now(wanted);
+    pub(super) fn of(
+        [then, now]: [View<'_>; 2],
+        changed: &Changed,
+        changed_marks: &MarkChanges,
+    ) -> Self {
         // The source of the others changed, which no rule has.
         let addresses = changed.addresses.iter().copied();
         let addresses = addresses.filter(|&it| then.has_address(it) != now.has_address(it));
@@ -154,7 +156,7 @@ impl Subjects {
         }
         // The frontends of a mark share its rules, which stay if any of them keeps the mark.
         for mark in marks {
-            let users = wanted.marks().users(mark).copied();
+            let users = now.wanted.marks().users(mark).copied();
             subjects.frontends.extend(users.filter(has_rules));
         }
         subjects
