@@ -1,8 +1,9 @@
-//! The proxy of one node: state, and rounds that make the kernel match the cluster.
+//! The proxy of one node: the cluster, and rounds that make the dataplane serve it.
 //!
 //! ```text
-//! Event ─▶ Snapshot ─plan─▶ Desired ──┐
-//!             Dataplane ─▶ Observed ──┴─diff─▶ Ops ─apply─▶ Vec<Outcome>
+//! Event ─▶ Snapshot ─plan─▶ Desired ─▶ Dataplane ─▶ what was applied
+//!                     ▲                    │
+//!                     └─── Capabilities ───┘
 //! ```
 //!
 //! [`Proxier::sync`] compares only the objects that events touched. [`Proxier::resync`] reads the
@@ -22,7 +23,7 @@ use crate::dataplane::ipvs::observed::Observed;
 use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::ipvs::{InsideMarks, Ipvs, Kernel, Wanted};
 use crate::dataplane::{Dataplane, Extent, Failure, Planned};
-use crate::plan::{Changed, Desired, Machine, PlanConfig, Planner};
+use crate::plan::{Desired, Machine, PlanConfig, Planner};
 
 mod health;
 mod node;
@@ -38,8 +39,8 @@ use problems::KnownProblems;
 pub struct Proxier<D> {
     dataplane: D,
     cluster: Cluster,
-    /// The changes of the plan since the last call of [`Proxier::take_changes`].
-    untaken: Changed,
+    /// The ports whose health check may differ since the last call of [`Proxier::take_health_ports`].
+    health_ports: BTreeSet<u16>,
     known_problems: Option<KnownProblems>,
 }
 
@@ -96,7 +97,7 @@ impl<D: Dataplane> Proxier<D> {
                 planner: Planner::new(config),
                 machine: Machine::default(),
             },
-            untaken: Changed::default(),
+            health_ports: BTreeSet::new(),
             known_problems: None,
         }
     }

@@ -67,12 +67,11 @@ impl Publisher {
         let wall = SystemTime::now();
         self.board.change(|facts| facts.end(refusal, now, wall));
         // Only the changes, so that a round for one event does not copy 10,000 entries.
-        let changed = proxier.take_changes();
+        let health_ports = proxier.take_health_ports();
         let servers = proxier.dataplane_mut().take_changed_servers();
         let desired = proxier.desired();
         let check = |port: &u16| (*port, desired.health_checks.get(port).cloned());
-        self.health_ports
-            .update(changed.health_checks.iter().map(check));
+        self.health_ports.update(health_ports.iter().map(check));
         self.owners.follow(&servers, proxier.wanted());
         self.health_ports
             .listen_at(proxier.health_check_addresses());

@@ -1,16 +1,16 @@
 //! The results of rounds that health checks and metrics read.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::Proxier;
 use crate::cluster::model::Family;
 use crate::dataplane::Dataplane;
-use crate::plan::Changed;
 
 impl<D: Dataplane> Proxier<D> {
-    /// Returns the parts of the plan that changed since the last call, also in rounds that failed.
-    pub fn take_changes(&mut self) -> Changed {
-        std::mem::take(&mut self.untaken)
+    /// Returns the ports whose health check may differ since the last call, also in rounds that failed.
+    pub fn take_health_ports(&mut self) -> BTreeSet<u16> {
+        std::mem::take(&mut self.health_ports)
     }
 
     /// Returns the addresses at which health-check ports listen, of both families.

@@ -82,7 +82,7 @@ impl<D: Dataplane> Proxier<D> {
     fn follow(&mut self, changed: Changed, now: Duration) -> bool {
         let planned = self.cluster.planned();
         let needs_plan = self.dataplane.follow(planned, &changed, now);
-        self.untaken.extend(changed);
+        self.health_ports.extend(changed.health_checks);
         needs_plan
     }
 }

@@ -37,24 +37,6 @@ impl Changed {
         all.compare(after)
     }
 
-    /// Adds the changes of `other`, which came later.
-    pub fn extend(&mut self, other: Self) {
-        let (mut before, earlier) = (other.before, &mut self.before);
-        extend(&mut earlier.frontends, before.frontends, &self.frontends);
-        extend(&mut earlier.addresses, before.addresses, &self.addresses);
-        extend(
-            &mut earlier.health_checks,
-            before.health_checks,
-            &self.health_checks,
-        );
-        (before.local_endpoints).retain(|address| !self.local_endpoints.contains(address));
-        earlier.local_endpoints.append(&mut before.local_endpoints);
-        self.frontends.extend(other.frontends);
-        self.addresses.extend(other.addresses);
-        self.local_endpoints.extend(other.local_endpoints);
-        self.health_checks.extend(other.health_checks);
-    }
-
     /// Notes the parts of the plan that a Service with this footprint touches, before they are touched.
     ///
     /// Only the first value of a part is noted, because later values are intermediate states of the same update.
@@ -125,11 +107,6 @@ impl Changed {
 
 fn keys<K: Ord + Copy, V>(before: &BTreeMap<K, V>, after: &BTreeMap<K, V>) -> BTreeSet<K> {
     before.keys().chain(after.keys()).copied().collect()
-}
-
-/// Adds old values, except those of parts that had changed already.
-fn extend<K: Ord, V>(earlier: &mut BTreeMap<K, V>, old: BTreeMap<K, V>, changed: &BTreeSet<K>) {
-    earlier.extend(old.into_iter().filter(|(key, _)| !changed.contains(key)));
 }
 
 /// Drops the keys with equal values. Puts back these old values.
