@@ -14,21 +14,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use crate::cluster::store::Event;
-use crate::dataplane::ipvs::filter::Filter;
-use crate::dataplane::ipvs::{Applied, Ipvs, Kernel};
-use crate::dataplane::{Dataplane as _, Extent};
+use crate::dataplane::{Applied, Dataplane, Extent};
 use crate::host::sysctl::{Keeper, Roots, Setting};
 use crate::host::{ForeignChains, MarkChains};
 use crate::observe::health::Board;
 use crate::observe::serve::{BindFailures, HealthCheckPorts};
-use crate::observe::traffic::Owners;
 use crate::reconcile::Proxier;
 use crate::sources::message::{Message, QUEUE_LENGTH};
 use crate::sources::watch::{NodeScope, Watch};
 use crate::util::clock;
 use crate::util::timer::Timer;
 
-mod address_repairs;
 mod chain_check;
 mod consult;
 mod events;
@@ -108,9 +104,9 @@ pub struct Daemon<D> {
     retry: Timer,
 }
 
-impl<K: Kernel> Daemon<Ipvs<K>> {
+impl<D: Dataplane> Daemon<D> {
     /// Returns a daemon that has received nothing yet.
-    pub fn new(proxier: Proxier<Ipvs<K>>, periods: Periods, watch: Option<Watch>) -> Self {
+    pub fn new(proxier: Proxier<D>, periods: Periods, watch: Option<Watch>) -> Self {
         // Manifests have all Nodes.
         let nodes = watch.as_ref().map_or(NodeScope::All, Watch::nodes);
         Self {
@@ -143,17 +139,11 @@ impl<K: Kernel> Daemon<Ipvs<K>> {
         self
     }
 
-    /// Publishes health, health checks and the names of virtual servers to the HTTP servers.
+    /// Publishes health and health checks to the HTTP servers.
     #[must_use]
-    pub fn publishing(
-        mut self,
-        board: Arc<Board>,
-        health_ports: Arc<HealthCheckPorts>,
-        owners: Arc<Owners>,
-    ) -> Self {
+    pub fn publishing(mut self, board: Arc<Board>, health_ports: Arc<HealthCheckPorts>) -> Self {
         self.publisher.board = board;
         self.publisher.health_ports = health_ports;
-        self.publisher.owners = owners;
         self
     }
 
@@ -230,7 +220,7 @@ impl<K: Kernel> Daemon<Ipvs<K>> {
     }
 
     /// Returns the proxier.
-    pub fn into_proxier(self) -> Proxier<Ipvs<K>> {
+    pub fn into_proxier(self) -> Proxier<D> {
         self.proxier
     }
 
@@ -417,7 +407,7 @@ impl<K: Kernel> Daemon<Ipvs<K>> {
     /// Publishes and logs a round that was made at `now`. Returns whether all of it took effect.
     fn end_round(
         &mut self,
-        applied: &Applied,
+        applied: &Applied<D::Changes>,
         extent: Extent,
         now: Duration,
         took: Duration,
@@ -441,8 +431,7 @@ impl<K: Kernel> Daemon<Ipvs<K>> {
             && (extent == Extent::All || takeover.due().is_some_and(|due| due <= now))
         {
             // Without our rules or virtual servers, kube-proxy's leftovers may still serve the node.
-            let rules = self.proxier.filter();
-            match has_succeeded && rules.is_none_or(Filter::is_in_step) {
+            match has_succeeded && self.proxier.dataplane().has_written_rules() {
                 true => takeover.look(now),
                 false => takeover.wait_for_resync(),
             }

@@ -16,8 +16,11 @@ use crate::cluster::store::{Snapshot, Touched};
 use crate::plan::{Capabilities, Changed, Desired, Machine, PlanConfig, Planner};
 
 pub(crate) mod answer_path;
+mod applied;
 pub(crate) mod ipvs;
 pub(crate) mod userspace;
+
+pub use applied::{Applied, AppliedChange, Outcomes, Reason};
 
 /// The plan, and what it was made from.
 #[derive(Clone, Copy, Debug)]
@@ -58,8 +61,6 @@ pub enum Extent {
 pub trait Dataplane {
     /// The changes of a round, in the order in which they are applied.
     type Changes;
-    /// The result of a round.
-    type Applied;
 
     /// Reads the machine's own addresses.
     ///
@@ -135,7 +136,31 @@ pub trait Dataplane {
         changes: Self::Changes,
         extent: Extent,
         now: Duration,
-    ) -> Self::Applied;
+    ) -> Applied<Self::Changes>;
+
+    /// Calls `each` for every change of a round, in order.
+    fn report(
+        &self,
+        planned: Planned<'_>,
+        applied: &Applied<Self::Changes>,
+        each: &mut dyn FnMut(AppliedChange<'_>),
+    );
+
+    /// Returns one line about the repairs of a round of which there may be thousands; `None` without any.
+    fn repairs(&self, applied: &Applied<Self::Changes>) -> Option<String>;
+
+    /// Returns the size of what is programmed.
+    fn counts(&self, planned: Planned<'_>) -> Counts;
+
+    /// Returns the number of planned endpoints, each counted once per frontend.
+    ///
+    /// # Cost
+    /// A walk over the plan.
+    fn destinations(&self, planned: Planned<'_>) -> usize;
+
+    /// Returns whether the kernel has our packet rules as planned. Without them, what another program left may still
+    /// serve the node.
+    fn has_written_rules(&self) -> bool;
 
     /// Returns when a round has work even without an event, in time since boot.
     fn next_due(&self) -> Option<Duration>;
@@ -160,6 +185,15 @@ pub trait Dataplane {
 
     /// Returns whether another program changed our packet rules since our last write; then the next round repairs them.
     fn finds_changed_rules(&mut self) -> bool;
+}
+
+/// The size of what a dataplane has programmed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Frontends, or virtual servers.
+    pub frontends: usize,
+    /// Endpoints that were removed and keep their connections for now.
+    pub draining: usize,
 }
 
 /// The outcome of a change.

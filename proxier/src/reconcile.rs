@@ -22,7 +22,7 @@ use crate::dataplane::ipvs::ledger::{self, Ledger, LedgerFile};
 use crate::dataplane::ipvs::observed::Observed;
 use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::ipvs::{InsideMarks, Ipvs, Kernel, Wanted};
-use crate::dataplane::{Dataplane, Extent, Failure, Planned};
+use crate::dataplane::{Applied, Dataplane, Extent, Failure, Planned};
 use crate::plan::{Desired, Machine, PlanConfig, Planner};
 
 mod health;
@@ -167,6 +167,11 @@ impl<D: Dataplane> Proxier<D> {
         &self.cluster.planner
     }
 
+    /// Returns the plan of the last round, and what it was made from.
+    pub fn planned(&self) -> Planned<'_> {
+        self.cluster.planned()
+    }
+
     /// Returns the plan of the last round.
     pub fn desired(&self) -> &Desired {
         self.cluster.planner.desired()
@@ -211,7 +216,7 @@ impl<D: Dataplane> Proxier<D> {
     /// # Cost
     /// Proportional to the touched Services. A new endpoint costs two system calls. A removed one
     /// costs the same, and seven more when its last connection has ended.
-    pub fn sync(&mut self, now: Duration) -> Result<D::Applied, Failure> {
+    pub fn sync(&mut self, now: Duration) -> Result<Applied<D::Changes>, Failure> {
         match self.dataplane.is_known() {
             true => self.round(Extent::Pending, now),
             false => self.round(Extent::All, now),
@@ -225,7 +230,7 @@ impl<D: Dataplane> Proxier<D> {
     ///
     /// # Cost
     /// Linear in the size of the kernel's tables. Only differences are written.
-    pub fn resync(&mut self, now: Duration) -> Result<D::Applied, Failure> {
+    pub fn resync(&mut self, now: Duration) -> Result<Applied<D::Changes>, Failure> {
         self.round(Extent::All, now)
     }
 }
@@ -289,7 +294,7 @@ impl<K: Kernel> Proxier<Ipvs<K>> {
     /// If the kernel cannot be read.
     pub fn preview(&mut self, now: Duration) -> Result<Preview, Failure> {
         Ok(Preview {
-            ops: self.prepare(Extent::All, now)?.iter().collect(),
+            ops: self.prepare(Extent::All, now)?.ops.iter().collect(),
             changes_rules: self.filter().is_some_and(|filter| !filter.is_in_step()),
         })
     }

@@ -33,7 +33,10 @@ pub mod daemon {
 
 pub mod dataplane {
     //! The kernel behind a trait.
-    pub use crate::dataplane::{Dataplane, Extent, Failure, Outcome, Planned};
+    pub use crate::dataplane::{
+        Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Outcome, Outcomes, Planned,
+        Reason,
+    };
 
     pub mod answer_path {
         //! The way of answers to clients' addresses.
@@ -43,7 +46,8 @@ pub mod dataplane {
     pub mod ipvs {
         //! The plan in the terms of IPVS.
         pub use crate::dataplane::ipvs::{
-            Applied, InsideMarks, Ipvs, Kernel, KernelParts, MarkChanges, Wanted, WantedServer,
+            Changes, InsideMarks, Ipvs, Kernel, KernelParts, MarkChanges, Owner, Owners, Wanted,
+            WantedServer,
         };
     }
 

@@ -18,13 +18,13 @@ use clap::{Args, ValueEnum};
 
 use super::{DurationFlag, ExcludeFlags, ServiceAddressesFlag, StateFlags, print};
 use crate::cluster::model::Cidr;
+use crate::dataplane::Outcomes;
 use crate::dataplane::answer_path::AnswerPath;
 use crate::dataplane::ipvs::filter;
 use crate::dataplane::ipvs::ledger::LedgerLock;
 use crate::dataplane::ipvs::linux::Linux;
 use crate::dataplane::ipvs::op::{AddressForm, Op};
-use crate::dataplane::ipvs::{Ipvs, Kernel as _, Outcomes};
-use crate::explain::report::NamedOp;
+use crate::dataplane::ipvs::{Ipvs, Kernel as _, NamedOp};
 use crate::host::namespace_lock::NamespaceLock;
 use crate::host::predecessor::{LeftoverClient, MarkChainUse, signs};
 use crate::host::{self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments};
@@ -290,7 +290,7 @@ impl<'a> Cleanup<'a> {
         // Without input the plan is empty, so a resync deletes every owned object. The drain time has no
         // effect, because a virtual server without a Service is deleted at once.
         let applied = self.proxier.resync(clock::since_boot())?;
-        self.report(applied.ops.iter(), &applied.outcomes);
+        self.report(applied.changes.ops.iter(), &applied.outcomes);
         for failure in applied.failures() {
             tracing::error!("{failure}");
         }

@@ -22,10 +22,11 @@ use super::{
 };
 use crate::cli::config::{NodeSettings, Resolved};
 use crate::daemon::{Daemon, Periods};
+use crate::dataplane::Dataplane;
 use crate::dataplane::ipvs::companion::Companion;
 use crate::dataplane::ipvs::filter::FilterConfig;
 use crate::dataplane::ipvs::linux::{Linux, monitor};
-use crate::dataplane::ipvs::{Ipvs, Kernel};
+use crate::dataplane::ipvs::{Ipvs, Owners};
 use crate::host::namespace_lock::NamespaceLock;
 use crate::host::predecessor::MarkChainUse;
 use crate::host::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
@@ -143,6 +144,7 @@ impl Flags {
             resolved,
             setup,
             exporter: instruments::install(SystemTime::now())?,
+            owners: Arc::new(self.serve.owners()),
         };
         match self.dataplane.choose(&self.node)? {
             Chosen::Ipvs(linux) => self.serve_with_ipvs(*linux, start),
@@ -168,10 +170,11 @@ impl Flags {
         let mark = packets.masquerade_bit.mark();
         let dataplane = Companion::new(linux, self.dataplane.start_companion()?);
         let plan = self.plan(setup, DataplaneKind::Ipvs);
-        let proxier = Proxier::new(dataplane, plan, self.state.file())?
+        let ipvs = Ipvs::new(dataplane, self.state.file())?
             .filtering(packets)
             .excluding(settings.exclude.clone())
-            .ignoring_external_ips(settings.ignores_external_ips);
+            .naming(start.owners.clone());
+        let proxier = Proxier::of(ipvs, plan).ignoring_external_ips(settings.ignores_external_ips);
         let equip = |mut daemon: Daemon<Ipvs<Companion>>| {
             let treatments = self.forward.treatments(&self.node.packets.input);
             daemon = daemon
@@ -233,18 +236,19 @@ impl Flags {
     }
 
     /// Makes rounds until the process is stopped. Returns the daemon and the exit code.
-    fn run_daemon<K: Kernel>(
+    fn run_daemon<D: Dataplane>(
         &self,
-        proxier: Proxier<Ipvs<K>>,
+        proxier: Proxier<D>,
         kind: DataplaneKind,
         start: Start<'_>,
         inbox: Inbox,
-        equip: impl FnOnce(Daemon<Ipvs<K>>) -> anyhow::Result<Daemon<Ipvs<K>>>,
-    ) -> anyhow::Result<(Daemon<Ipvs<K>>, ExitCode)> {
+        equip: impl FnOnce(Daemon<D>) -> anyhow::Result<Daemon<D>>,
+    ) -> anyhow::Result<(Daemon<D>, ExitCode)> {
         let Start {
             resolved,
             setup,
             exporter,
+            owners,
         } = start;
         let settings = &setup.settings;
         let periods = Periods {
@@ -256,7 +260,6 @@ impl Flags {
         let follower = (self.events.times().filter(|_| !self.once), inbox.sender);
         let watch = setup.follow(&self.node.source, kind, follower)?;
         inbox.has_source.store(true, Ordering::Relaxed);
-        let owners = Arc::new(self.serve.owners());
         let sources = Sources {
             board: Arc::default(),
             health_ports: Arc::default(),
@@ -264,11 +267,7 @@ impl Flags {
             watch: watch.as_ref().map(Watch::status_reader),
         };
         let daemon = Daemon::new(proxier, periods, watch)
-            .publishing(
-                sources.board.clone(),
-                sources.health_ports.clone(),
-                owners.clone(),
-            )
+            .publishing(sources.board.clone(), sources.health_ports.clone())
             .reporting(sources.bind_failures.clone());
         let mut daemon = equip(daemon)?;
         if self.once {
@@ -339,6 +338,8 @@ struct Start<'a> {
     setup: &'a Setup,
     /// Installed before the relay and the watch start, so that the metrics of both are complete.
     exporter: Exporter,
+    /// The names of virtual servers, for their metrics.
+    owners: Arc<Owners>,
 }
 
 /// The messages for the daemon.

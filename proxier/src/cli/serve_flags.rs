@@ -9,10 +9,10 @@ use serde_json::json;
 use super::{DurationFlag, Setup};
 use crate::cli::config::Resolved;
 use crate::cluster::model::Family;
+use crate::dataplane::ipvs::Owners;
 use crate::observe::health::Limits;
 use crate::observe::instruments::Exporter;
 use crate::observe::serve::{OnBindFailure, ProcessInfo, Scraper, ServeConfig};
-use crate::observe::traffic::Owners;
 
 /// Flags about the HTTP servers that kube-proxy does not have.
 #[derive(Args, Debug)]

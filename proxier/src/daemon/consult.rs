@@ -1,9 +1,9 @@
 //! What the proxier and the watch of the API server learn from each other.
 
 use super::Daemon;
-use crate::dataplane::ipvs::{Ipvs, Kernel};
+use crate::dataplane::Dataplane;
 
-impl<K: Kernel> Daemon<Ipvs<K>> {
+impl<D: Dataplane> Daemon<D> {
     /// Tells the watch what to follow, and the proxier where the connections to the API server led.
     pub(super) fn consult_watch(&mut self) {
         let Some(watch) = &self.watch else {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::cluster::problem::Problem;
-use crate::dataplane::Failure;
-use crate::dataplane::ipvs::Applied;
+use crate::dataplane::{Applied, Failure};
 use crate::observe::serve::BindFailures;
 use crate::sources::events::{self, Notice};
 use crate::sources::watch::Watch;
@@ -18,7 +17,7 @@ pub(super) struct Reporter {
     round: Option<Notice>,
     /// Why the packet rules were refused.
     rules: Option<Notice>,
-    /// Why an Op was refused.
+    /// Why a change was refused.
     ops: Option<Notice>,
     /// The Problems and the notices about this node of the last report.
     reported: Option<(Arc<[Problem]>, Vec<Notice>)>,
@@ -41,10 +40,10 @@ impl Default for Reporter {
 
 impl Reporter {
     /// Reports the result of a round, and the Problems of the input.
-    pub(super) fn round(
+    pub(super) fn round<C>(
         &mut self,
         watch: Option<&Watch>,
-        applied: &Applied,
+        applied: &Applied<C>,
         problems: &Arc<[Problem]>,
     ) {
         let Some(watch) = watch.filter(|watch| watch.writes_events()) else {
@@ -56,7 +55,7 @@ impl Reporter {
             self.rules = refusal("RefusedRules", written.as_ref().err());
         }
         let first = applied.outcomes.failures().next();
-        // A round without the failed Ops does not show whether they still fail.
+        // A round without the failed changes does not show whether they still fail.
         if first.is_some() || applied.has_tried_all {
             self.ops = refusal("RefusedChange", first);
         }

@@ -8,22 +8,16 @@ use std::time::Duration;
 use netlink::Error;
 use tracing::Level;
 
-use super::address_repairs;
 use crate::cluster::problem::Problem;
-use crate::dataplane::Failure;
-use crate::dataplane::ipvs::Applied;
-use crate::dataplane::ipvs::conntrack::Swept;
-use crate::dataplane::ipvs::op::Op;
-use crate::dataplane::ipvs::{Ipvs, Kernel};
-use crate::explain::report::NamedOp;
+use crate::dataplane::{Applied, Dataplane, Failure, Reason};
 use crate::host::sysctl;
 use crate::host::{ChainReport, ForeignHook, MarkReport};
 use crate::reconcile::Proxier;
 use crate::util::conditions::{Coverage, LastingConditions};
 use nftables::Tampering;
 
-/// The maximum number of Ops of a round that are logged at level `info`. If a round has more, all its Ops
-/// are logged at level `debug`.
+/// The maximum number of changes of a round that are logged at level `info`. If a round has more, all are logged at level
+/// `debug`.
 const MAX_LINES: usize = 50;
 
 /// Writes log lines, and sums up the conditions that last. Each field is a source whose failures end together.
@@ -32,8 +26,8 @@ pub(super) struct RoundLog {
     problems: LastingConditions,
     /// The Problems as last logged.
     logged: Option<Arc<[Problem]>>,
-    /// Failed Ops.
-    ops: LastingConditions,
+    /// Failed changes.
+    changes: LastingConditions,
     /// Failed writes of packet rules.
     rules: LastingConditions,
     /// Frontends that are not created without packet rules.
@@ -58,10 +52,10 @@ pub(super) struct RoundLog {
 
 impl RoundLog {
     /// Logs a round at `now`. Returns whether all of it took effect.
-    pub(super) fn round<K: Kernel>(
+    pub(super) fn round<D: Dataplane>(
         &mut self,
-        applied: &Applied,
-        proxier: &Proxier<Ipvs<K>>,
+        applied: &Applied<D::Changes>,
+        proxier: &Proxier<D>,
         problems: &Arc<[Problem]>,
         now: Duration,
     ) -> bool {
@@ -70,8 +64,8 @@ impl RoundLog {
         for scheduler in &applied.found_schedulers {
             tracing::info!("the kernel has the scheduler {scheduler} now; Services use it again");
         }
-        self.writes_beside_ops(applied, now);
-        let repaired = self.ops(applied, proxier, now);
+        let (repaired, is_change) = self.changes(applied, proxier, now);
+        self.writes_beside_changes(applied, is_change, now);
         metrics::counter!("ipvs_proxier_repairs_total").increment(repaired as u64);
         let failed = applied.failures().count();
         let changed = applied.outcomes.len() - applied.outcomes.failures().count();
@@ -245,7 +239,9 @@ impl RoundLog {
     }
 
     /// Logs the results of writing packet rules, of sweeping flows and of writing the ledger.
-    fn writes_beside_ops(&mut self, applied: &Applied, now: Duration) {
+    ///
+    /// `is_change` says whether the round made more than repairs.
+    fn writes_beside_changes<C>(&mut self, applied: &Applied<C>, is_change: bool, now: Duration) {
         let attempt = |conditions: &mut LastingConditions, kind, failure: Option<String>| {
             let mut report = conditions.report(Coverage::All, now);
             if let Some(failure) = failure {
@@ -271,11 +267,9 @@ impl RoundLog {
         }
         held_back.write();
         if let Some(swept) = &applied.flows {
-            if let Ok(Swept { deleted: 1.., .. }) = swept {
-                let deleted = swept.as_ref().map_or(0, |it| it.deleted);
+            let deleted = swept.as_ref().map_or(0, |it| it.deleted);
+            if deleted > 0 {
                 // As for `synced`.
-                let mut ops = applied.ops.iter().peekable();
-                let is_change = ops.peek().is_none() || ops.any(|op| !applied.is_repair(&op));
                 match is_change {
                     true => tracing::info!(deleted, "stale flows deleted"),
                     false => tracing::debug!(deleted, "stale flows deleted"),
@@ -296,51 +290,58 @@ impl RoundLog {
         attempt(&mut self.ledger, "failures to write the ledger", unrecorded);
     }
 
-    /// Logs the Ops of a round. Returns the number of repairs.
-    fn ops<K: Kernel>(
+    /// Logs the changes of a round. Returns the number of repairs, and whether there was more than repairs.
+    fn changes<D: Dataplane>(
         &mut self,
-        applied: &Applied,
-        proxier: &Proxier<Ipvs<K>>,
+        applied: &Applied<D::Changes>,
+        proxier: &Proxier<D>,
         now: Duration,
-    ) -> usize {
-        let is_short = applied.ops.len() <= MAX_LINES;
+    ) -> (usize, bool) {
+        let is_short = applied.outcomes.len() <= MAX_LINES;
         let coverage = match applied.has_tried_all {
             true => Coverage::All,
             false => Coverage::Part,
         };
-        let mut failures = self.ops.report(coverage, now);
+        let mut failures = self.changes.report(coverage, now);
         let mut events = self.events.report(Coverage::Events, now);
-        let mut repaired = 0;
-        for (op, outcome) in applied.ops.iter().zip(applied.outcomes.iter()) {
-            let named = NamedOp::new(&op, proxier.wanted(), proxier.ledger().owned());
-            match outcome {
-                Ok(()) if address_repairs::is_covered(applied, &op) => repaired += 1,
-                Ok(()) if applied.is_repair(&op) => {
+        let (mut repaired, mut is_change) = (0, applied.outcomes.is_empty());
+        let dataplane = proxier.dataplane();
+        dataplane.report(proxier.planned(), applied, &mut |change| {
+            is_change |= change.reason == Reason::Plan;
+            match (change.outcome, change.reason) {
+                (Ok(()), Reason::SummedDrift) => repaired += 1,
+                (Ok(()), Reason::Drift) => {
                     repaired += 1;
-                    let text = format_args!("repaired drift: {named}");
-                    let kind = format!("Ops `{}` that repaired drift", op.verb());
+                    let text = format_args!("repaired drift: {}", change.line);
+                    let kind = format!("Ops `{}` that repaired drift", words(change.kind));
                     events.add(Level::WARN, &kind, text);
                 }
-                Ok(()) if is_short => tracing::info!("{named}"),
-                Ok(()) => tracing::debug!("{named}"),
-                Err(failure) => failures.add(Level::ERROR, &failure_kind(&op, failure), failure),
+                (Ok(()), Reason::Plan) if is_short => tracing::info!("{}", change.line),
+                (Ok(()), Reason::Plan) => tracing::debug!("{}", change.line),
+                (Err(failure), _) => {
+                    failures.add(Level::ERROR, &failure_kind(change.kind, failure), failure);
+                }
             }
-        }
-        if let Some(line) = address_repairs::line(applied) {
+        });
+        if let Some(line) = dataplane.repairs(applied) {
             let kind = "repairs of service addresses and their device";
             events.add(Level::WARN, kind, line);
         }
         failures.write();
         events.write();
-        repaired
+        (repaired, is_change)
     }
 }
 
-/// Returns the kind of a failed Op: the kind of change and the error.
-fn failure_kind(op: &Op, failure: &Failure) -> String {
-    let verb = op.verb();
+/// Returns the kind of a failed change: what it does and the error.
+fn failure_kind(kind: &str, failure: &Failure) -> String {
+    let verb = words(kind);
     match failure.errno {
         Some(errno) => format!("failed Ops `{verb}`: {}", std::io::Error::from(errno)),
         None => format!("Ops `{verb}` whose answer is lost"),
     }
+}
+
+fn words(kind: &str) -> String {
+    kind.replace('_', " ")
 }

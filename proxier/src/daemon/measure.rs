@@ -8,13 +8,9 @@ use metrics::{counter, gauge};
 use crate::cluster::model::{Family, TrafficPolicy};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::{Event, Update};
-use crate::dataplane::Extent;
-use crate::dataplane::ipvs::Applied;
-use crate::dataplane::ipvs::Wanted;
-use crate::dataplane::ipvs::op::Op;
-use crate::dataplane::ipvs::{Ipvs, Kernel};
+use crate::dataplane::{Applied, Dataplane, Extent};
 use crate::observe::instruments::{FAMILIES, family_name};
-use crate::plan::{Availability, Scope};
+use crate::plan::{Availability, Desired, Scope};
 use crate::reconcile::Proxier;
 
 mod series;
@@ -91,10 +87,10 @@ impl Meter {
     }
 
     /// Records a round that did not fail as a whole.
-    pub(super) fn round<K: Kernel>(
+    pub(super) fn round<D: Dataplane>(
         &mut self,
-        applied: &Applied,
-        proxier: &Proxier<Ipvs<K>>,
+        applied: &Applied<D::Changes>,
+        proxier: &Proxier<D>,
         problems: &[Problem],
         extent: Extent,
         took: Duration,
@@ -118,21 +114,23 @@ impl Meter {
         (self.service_changes, self.slice_changes) = (0, 0);
         self.of_events.services.pending.set(0.0);
         self.of_events.slices.pending.set(0.0);
-        for (op, outcome) in applied.ops.iter().zip(applied.outcomes.iter()) {
-            let values = [kind(&op), result(outcome.is_ok())];
+        let dataplane = proxier.dataplane();
+        dataplane.report(proxier.planned(), applied, &mut |change| {
+            let values = [change.kind, result(change.outcome.is_ok())];
             series.ops.with(values).increment(1);
-        }
+        });
         count_failures(applied);
         let desired = proxier.desired();
-        let servers = proxier.wanted().len();
-        series.virtual_servers.set(servers as f64);
+        let counts = dataplane.counts(proxier.planned());
+        series.virtual_servers.set(counts.frontends as f64);
         let addresses = desired.addresses.len();
         series.service_addresses.set(addresses as f64);
-        let draining = proxier.ledger().drains().iter().count();
-        series.draining.set(draining as f64);
+        series.draining.set(counts.draining as f64);
         if extent == Extent::All {
             // A walk over the whole plan is cheap beside a resync, but not beside the round of one event.
-            count_plan(proxier.wanted());
+            let destinations = dataplane.destinations(proxier.planned());
+            gauge!("ipvs_proxier_destinations").set(destinations as f64);
+            count_remote_only(desired);
             self.problems(problems);
         }
     }
@@ -170,14 +168,10 @@ impl Meter {
     }
 }
 
-/// Records the metrics that need a walk over the plan.
-fn count_plan(wanted: Wanted<'_>) {
-    let mut destinations = 0;
+/// Records the Services with policy Local that have endpoints on other nodes only.
+fn count_remote_only(desired: &Desired) {
     let mut remote_only = BTreeMap::new();
-    for (_, server) in wanted.iter() {
-        destinations += server.endpoints.len();
-    }
-    for (frontend, plan) in &wanted.desired().frontends {
+    for (frontend, plan) in &desired.frontends {
         let access = &plan.profile.access;
         if access.policy == TrafficPolicy::Local && access.endpoints == Availability::RemoteOnly {
             let policy = match access.scope {
@@ -189,7 +183,6 @@ fn count_plan(wanted: Wanted<'_>) {
             services.insert(&plan.owner.service);
         }
     }
-    gauge!("ipvs_proxier_destinations").set(destinations as f64);
     for policy in ["internal", "external"] {
         for family in FAMILIES {
             let count = remote_only.get(&(policy, family)).map_or(0, |it| it.len());
@@ -222,24 +215,7 @@ fn result(is_ok: bool) -> &'static str {
     if is_ok { "success" } else { "failure" }
 }
 
-fn kind(op: &Op) -> &'static str {
-    match op {
-        Op::AddService(_) => "add_service",
-        Op::SetService(_) => "set_service",
-        Op::DeleteService(_) => "delete_service",
-        Op::AddDestination(..) => "add_destination",
-        Op::SetDestination(..) => "set_destination",
-        Op::DeleteDestination(..) => "delete_destination",
-        Op::AddAddress(..) => "add_address",
-        Op::SetAddress(..) => "set_address",
-        Op::DeleteAddress(_) | Op::DeleteLeftover(..) => "delete_address",
-        Op::AddCarrier => "add_device",
-        Op::SetCarrier => "set_device",
-        Op::DeleteCarrier => "delete_device",
-    }
-}
-
-fn count_failures(applied: &Applied) {
+fn count_failures<C>(applied: &Applied<C>) {
     let fail = |part| counter!("ipvs_proxier_failures_total", "part" => part).increment(1);
     match applied.outcomes.failures().count() as u64 {
         0 => {}

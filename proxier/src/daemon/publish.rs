@@ -3,33 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::dataplane::ipvs::{Ipvs, Kernel};
+use crate::dataplane::Dataplane;
 use crate::observe::health::{Board, NodeState};
 use crate::observe::serve::HealthCheckPorts;
-use crate::observe::traffic::Owners;
 use crate::reconcile::Proxier;
 
 /// Publishes health and health checks. Each publication costs a lock and a copy of the changes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Publisher {
     pub(super) board: Arc<Board>,
     pub(super) health_ports: Arc<HealthCheckPorts>,
-    /// The names of virtual servers, for their metrics.
-    pub(super) owners: Arc<Owners>,
     /// Whether the objects come from manifests, which may lack our Node for ever.
     pub(super) has_manifests: bool,
-}
-
-/// Publishes values that no server reads.
-impl Default for Publisher {
-    fn default() -> Self {
-        Self {
-            board: Arc::default(),
-            health_ports: Arc::default(),
-            owners: Arc::new(Owners::new(0)),
-            has_manifests: false,
-        }
-    }
 }
 
 impl Publisher {
@@ -45,7 +30,7 @@ impl Publisher {
     }
 
     /// Publishes the state of our Node.
-    pub(super) fn node<K: Kernel>(&self, proxier: &Proxier<Ipvs<K>>) {
+    pub(super) fn node<D: Dataplane>(&self, proxier: &Proxier<D>) {
         let state = match proxier.snapshot().node() {
             Some(node) if node.is_leaving => NodeState::Leaving,
             Some(_) => NodeState::Staying,
@@ -62,17 +47,15 @@ impl Publisher {
     }
 
     /// Publishes the state after a round: of the kernel, and of the health checks.
-    pub(super) fn end<K: Kernel>(&self, proxier: &mut Proxier<Ipvs<K>>, now: Duration) {
+    pub(super) fn end<D: Dataplane>(&self, proxier: &mut Proxier<D>, now: Duration) {
         let refusal = proxier.refusal();
         let wall = SystemTime::now();
         self.board.change(|facts| facts.end(refusal, now, wall));
         // Only the changes, so that a round for one event does not copy 10,000 entries.
         let health_ports = proxier.take_health_ports();
-        let servers = proxier.dataplane_mut().take_changed_servers();
         let desired = proxier.desired();
         let check = |port: &u16| (*port, desired.health_checks.get(port).cloned());
         self.health_ports.update(health_ports.iter().map(check));
-        self.owners.follow(&servers, proxier.wanted());
         self.health_ports
             .listen_at(proxier.health_check_addresses());
     }

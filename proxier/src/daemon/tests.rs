@@ -11,6 +11,7 @@ use super::*;
 use crate::cluster::model::ObjectName;
 use crate::cluster::problem::{self, MAX_PROBLEMS, Problem};
 use crate::cluster::store::{ObjectList, Parsed, Update};
+use crate::dataplane::ipvs::Ipvs;
 use crate::dataplane::ipvs::fake::FakeKernel;
 use crate::dataplane::ipvs::filter::FilterConfig;
 use crate::dataplane::ipvs::ledger::LedgerFile;

@@ -1,74 +1,85 @@
 //! The result of a round.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
-use crate::dataplane::ipvs::KernelParts;
 use crate::dataplane::ipvs::conntrack::Swept;
-use crate::dataplane::ipvs::op::{Op, Ops};
 use crate::dataplane::{Failure, Outcome};
 
 /// The changes of a round and their failures.
 #[derive(Clone, Debug, Default)]
-pub struct Applied {
+pub struct Applied<C> {
     /// The result of writing packet rules; `None` if no write was due.
     pub rules: Option<Result<(), Failure>>,
     /// The result of sweeping stale flows; `None` if no flow could be stale.
     pub flows: Option<Result<Swept, Failure>>,
-    /// The Ops, in order.
-    pub ops: Ops,
-    /// The result of each Op, in order.
+    /// The changes, in order.
+    pub changes: C,
+    /// The result of each change, in order.
     pub outcomes: Outcomes,
     /// The failure of writing the ledger.
     ///
     /// If the process ended before a later write succeeds, the next process would treat new virtual
     /// servers outside the service ranges as foreign.
     pub unrecorded: Option<Failure>,
-    /// Whether the round tried every Op that failed before. An Op that did not fail again works now.
+    /// Whether the round tried every change that failed before. A change that did not fail again works now.
     pub has_tried_all: bool,
-    /// The virtual servers that are not created as long as the packet rules cannot be written.
-    pub held_back: BTreeSet<ipvs_netlink::ServiceKey>,
-    /// The drift that this round repairs.
-    pub drifted: KernelParts,
+    /// The frontends that are not created as long as the packet rules cannot be written.
+    pub held_back: Vec<String>,
     /// The schedulers that the kernel lacked before and has now. Services that request them use them again.
     pub found_schedulers: Vec<Arc<str>>,
 }
 
-impl Applied {
+impl<C> Applied<C> {
     /// Returns every failure of the round.
     pub fn failures(&self) -> impl Iterator<Item = &Failure> {
         let rules = self.rules.iter().filter_map(|result| result.as_ref().err());
-        let ops = self.outcomes.failures();
+        let changes = self.outcomes.failures();
         let flows = self.flows.iter().filter_map(|result| result.as_ref().err());
-        rules.chain(ops).chain(flows).chain(&self.unrecorded)
-    }
-
-    /// Returns whether `op` repairs drift.
-    pub fn is_repair(&self, op: &Op) -> bool {
-        match op.service_key() {
-            Some(key) => self.drifted.virtual_servers.contains(&key),
-            None => op.address().map_or(self.drifted.carrier, |address| {
-                self.drifted.addresses.contains(&address)
-            }),
-        }
+        rules.chain(changes).chain(flows).chain(&self.unrecorded)
     }
 }
 
-/// The outcome of each Op of a round, in order. Only failures take memory: a first programming has 100,000 Ops.
+/// One change of a round, with its outcome, for the log and the metrics.
+#[derive(Clone, Copy)]
+pub struct AppliedChange<'a> {
+    /// What is done to which kind of object: `add_service`.
+    pub kind: &'static str,
+    /// The change as one line, with the name of its Service port.
+    pub line: &'a dyn fmt::Display,
+    /// Why it was made.
+    pub reason: Reason,
+    /// Its outcome.
+    pub outcome: Result<(), &'a Failure>,
+}
+
+/// Why a change was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The plan differs from what was programmed before.
+    Plan,
+    /// Another program changed what was programmed.
+    Drift,
+    /// As `Drift`; and [`Dataplane::repairs`](super::Dataplane::repairs) mentions the change.
+    SummedDrift,
+}
+
+/// The outcome of each change of a round, in order. Only failures take memory: a first programming has 100,000 changes.
 #[derive(Clone, Debug, Default)]
 pub struct Outcomes {
     count: usize,
-    /// By the place of the Op.
+    /// By the place of the change.
     failures: BTreeMap<usize, Box<Failure>>,
 }
 
 impl Outcomes {
-    /// Returns the number of Ops.
+    /// Returns the number of changes.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Returns whether there was no Op.
+    /// Returns whether there was no change.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -82,7 +93,7 @@ impl Outcomes {
         })
     }
 
-    /// Returns the failures, in the order of the Ops.
+    /// Returns the failures, in the order of the changes.
     pub fn failures(&self) -> impl Iterator<Item = &Failure> {
         self.failures.values().map(|failure| &**failure)
     }
@@ -112,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outcomes_are_in_the_order_of_the_ops() {
+    fn outcomes_are_in_the_order_of_the_changes() {
         let failure = |message: &str| Failure {
             errno: None,
             message: message.to_owned(),

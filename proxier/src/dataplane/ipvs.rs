@@ -11,23 +11,23 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
 use self::ledger::{Ledger, LedgerFile, Territory};
-use super::{Dataplane, Extent, Failure, Planned};
+use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned};
 use crate::cluster::model::Cidr;
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::dataplane::ipvs::filter::{Filter, FilterConfig};
 use crate::dataplane::ipvs::observed::Observed;
-use crate::dataplane::ipvs::op::Ops;
 use crate::dataplane::ipvs::retry::Retries;
 use crate::plan::{Capabilities, Changed, Machine};
 
-mod applied;
 mod apply;
+mod changes;
 pub(crate) mod companion;
 mod compare;
 pub(crate) mod conntrack;
@@ -49,6 +49,7 @@ pub(crate) mod marks;
 mod observe;
 pub(crate) mod observed;
 pub(crate) mod op;
+mod owners;
 pub(crate) mod packed;
 mod retire;
 pub(crate) mod retry;
@@ -58,10 +59,11 @@ pub(crate) mod split_map;
 mod state;
 mod wanted;
 
-pub use applied::Applied;
-pub(crate) use applied::Outcomes;
+pub use changes::Changes;
+pub(crate) use changes::NamedOp;
 pub use inside_marks::{InsideMarks, MarkChanges};
 pub use kernel::Kernel;
+pub use owners::{Owner, Owners};
 pub use wanted::{KernelParts, Wanted, WantedServer};
 
 use flows::Flows;
@@ -91,8 +93,10 @@ pub struct Ipvs<K> {
     held_back: BTreeSet<ipvs::ServiceKey>,
     /// Address ranges in which no virtual server is deleted.
     excluded: Vec<Cidr>,
-    /// The virtual servers that may differ since the last call of [`Ipvs::take_changed_servers`].
+    /// The virtual servers that may differ from those in `owners`.
     changed_servers: BTreeSet<ipvs::ServiceKey>,
+    /// The names of virtual servers, for their metrics.
+    owners: Arc<Owners>,
 }
 
 impl<K: Kernel> Ipvs<K> {
@@ -115,6 +119,7 @@ impl<K: Kernel> Ipvs<K> {
             held_back: BTreeSet::new(),
             excluded: Vec::new(),
             changed_servers: BTreeSet::new(),
+            owners: Arc::new(Owners::new(0)),
         })
     }
 
@@ -129,6 +134,13 @@ impl<K: Kernel> Ipvs<K> {
     #[must_use]
     pub fn filtering(mut self, config: FilterConfig) -> Self {
         self.rules = Some(Rules::new(config));
+        self
+    }
+
+    /// Makes rounds note the names of virtual servers in `owners`.
+    #[must_use]
+    pub fn naming(mut self, owners: Arc<Owners>) -> Self {
+        self.owners = owners;
         self
     }
 
@@ -150,11 +162,6 @@ impl<K: Kernel> Ipvs<K> {
     /// Returns the ledger.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
-    }
-
-    /// Returns the virtual servers that may differ since the last call, also in rounds that failed.
-    pub fn take_changed_servers(&mut self) -> BTreeSet<ipvs::ServiceKey> {
-        std::mem::take(&mut self.changed_servers)
     }
 
     /// Returns the number of virtual servers whose flows wait to be swept.
@@ -193,8 +200,7 @@ impl<K: Kernel> Ipvs<K> {
 }
 
 impl<K: Kernel> Dataplane for Ipvs<K> {
-    type Changes = Ops;
-    type Applied = Applied;
+    type Changes = Changes;
 
     fn machine(&mut self) -> Result<Machine, Failure> {
         self.kernel.machine()
@@ -311,21 +317,66 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
         planned: Planned<'_>,
         extent: Extent,
         now: Duration,
-    ) -> Result<Ops, Failure> {
+    ) -> Result<Changes, Failure> {
         if extent == Extent::All {
             self.end_reading(planned)?;
         }
-        Ok(self.compare(planned, extent, now))
+        Ok(Changes {
+            ops: self.compare(planned, extent, now),
+            drifted: std::mem::take(&mut self.drifted),
+        })
     }
 
     fn apply(
         &mut self,
         planned: Planned<'_>,
-        changes: Ops,
+        changes: Changes,
         extent: Extent,
         now: Duration,
-    ) -> Applied {
-        self.apply_round(planned, changes, extent, now)
+    ) -> Applied<Changes> {
+        let applied = self.apply_round(planned, changes, extent, now);
+        let changed = std::mem::take(&mut self.changed_servers);
+        let wanted = Wanted::new(planned.desired(), &self.marks);
+        self.owners.follow(&changed, wanted);
+        applied
+    }
+
+    fn report(
+        &self,
+        planned: Planned<'_>,
+        applied: &Applied<Changes>,
+        each: &mut dyn FnMut(AppliedChange<'_>),
+    ) {
+        let wanted = Wanted::new(planned.desired(), &self.marks);
+        for (op, outcome) in applied.changes.ops.iter().zip(applied.outcomes.iter()) {
+            each(AppliedChange {
+                kind: changes::kind(&op),
+                line: &NamedOp::new(&op, wanted, self.ledger.owned()),
+                reason: applied.changes.reason(&op),
+                outcome,
+            });
+        }
+    }
+
+    fn repairs(&self, applied: &Applied<Changes>) -> Option<String> {
+        changes::address_repairs(applied)
+    }
+
+    fn counts(&self, planned: Planned<'_>) -> Counts {
+        Counts {
+            frontends: Wanted::new(planned.desired(), &self.marks).len(),
+            draining: self.ledger.drains().iter().count(),
+        }
+    }
+
+    fn destinations(&self, planned: Planned<'_>) -> usize {
+        let wanted = Wanted::new(planned.desired(), &self.marks);
+        let servers = wanted.iter();
+        servers.map(|(_, server)| server.endpoints.len()).sum()
+    }
+
+    fn has_written_rules(&self) -> bool {
+        self.filter().is_none_or(Filter::is_in_step)
     }
 
     fn next_due(&self) -> Option<Duration> {

@@ -15,7 +15,6 @@ use crate::dataplane::ipvs::Wanted;
 use crate::dataplane::ipvs::destinations::Destinations;
 use crate::dataplane::ipvs::ledger::{Drain, Ledger, Owned};
 use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses};
-use crate::dataplane::ipvs::op::Op;
 
 mod comparison;
 
@@ -217,37 +216,6 @@ fn scheduler(service: &ipvs::Service) -> &str {
 fn persistence_secs(service: &ipvs::Service) -> Option<u32> {
     let is_persistent = service.flags.contains(ipvs::ServiceFlags::PERSISTENT);
     is_persistent.then_some(service.timeout_secs)
-}
-
-/// An Op with the name of its Service port: `add service TCP 10.96.0.10:53 rr (kube-system/dns:tcp)`.
-pub(crate) struct NamedOp<'a> {
-    op: &'a Op,
-    wanted: Wanted<'a>,
-    owned: &'a Owned,
-}
-
-impl<'a> NamedOp<'a> {
-    /// Finds the name in the desired state, or else in the ledger.
-    ///
-    /// A virtual server that `op` deletes is usually no longer desired; the ledger still names it.
-    pub(crate) fn new(op: &'a Op, wanted: Wanted<'a>, owned: &'a Owned) -> Self {
-        Self { op, wanted, owned }
-    }
-}
-
-impl fmt::Display for NamedOp<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.op.fmt(f)?;
-        let Some(key) = self.op.service_key() else {
-            return Ok(());
-        };
-        // Only here, because most Ops are named for lines that are not written.
-        match (self.wanted.get(&key), self.owned.owner(&key)) {
-            (Some(server), _) => write!(f, " ({})", server.owner()),
-            (None, Some(name)) => write!(f, " ({name})"),
-            (None, None) => Ok(()),
-        }
-    }
 }
 
 /// Returns `observed` as text like that of `ipvsadm -Ln`, with the names of Service ports and with

@@ -10,12 +10,16 @@ use std::time::Duration;
 
 use super::{Cluster, Proxier};
 use crate::cluster::store::Touched;
-use crate::dataplane::{Dataplane, Extent, Failure};
+use crate::dataplane::{Applied, Dataplane, Extent, Failure};
 use crate::plan::Changed;
 
 impl<D: Dataplane> Proxier<D> {
     /// Makes a round at `now`, in time since boot.
-    pub(super) fn round(&mut self, extent: Extent, now: Duration) -> Result<D::Applied, Failure> {
+    pub(super) fn round(
+        &mut self,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<Applied<D::Changes>, Failure> {
         // The times of these lines show where a slow round spends its time.
         tracing::trace!(?extent, "round: begins");
         let changes = self.prepare(extent, now)?;

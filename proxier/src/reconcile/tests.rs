@@ -8,8 +8,9 @@ use ipvs_netlink as ipvs;
 
 use super::*;
 use crate::cluster::store::Update;
+use crate::dataplane::Applied;
 use crate::dataplane::ipvs::fake::{FakeKernel, Fault};
-use crate::dataplane::ipvs::{Applied, MarkChanges};
+use crate::dataplane::ipvs::{Changes, MarkChanges};
 use crate::plan::{NodePortAddresses, ServiceAddresses};
 use crate::sources::manifests::{self, Options};
 use nftables::{Key, Table};

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use proxier::testing::dataplane::Applied;
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::Failure;
-use proxier::testing::dataplane::ipvs::{Applied, Ipvs, MarkChanges, Wanted};
+use proxier::testing::dataplane::ipvs::{Changes, Ipvs, MarkChanges, Wanted};
 use proxier::testing::destinations::planned;
 use proxier::testing::filter::{Filter, FilterConfig, LocalMode, MarkBit};
 use proxier::testing::frontend::Frontend;
@@ -138,9 +139,9 @@ impl Node {
         self.finish(result)
     }
 
-    fn finish(&mut self, result: Result<Applied, Failure>) -> bool {
+    fn finish(&mut self, result: Result<Applied<Changes>, Failure>) -> bool {
         let applied = result.unwrap();
-        assert_eq!(applied.ops.len(), applied.outcomes.len());
+        assert_eq!(applied.changes.ops.len(), applied.outcomes.len());
         let was_killed = self.kernel.finish_kill();
         if was_killed {
             self.proxier = proxier(&self.kernel, &self.directory, self.drain);

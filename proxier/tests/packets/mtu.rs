@@ -115,10 +115,10 @@ fn ipv4_routes_have_the_smallest_mtu_of_the_links() {
             scene.client("node").exec(&["/bin/sh", "-c", command]);
             let applied = scene.proxier.resync(clock::since_boot()).unwrap();
             assert_eq!(applied.failures().count(), 0, "{command}");
-            assert!(applied.drifted.addresses.is_empty(), "{command}");
+            assert!(applied.changes.drifted.addresses.is_empty(), "{command}");
             routes(&scene, mtu);
             let again = scene.proxier.resync(clock::since_boot()).unwrap();
-            assert_eq!(again.ops.len(), 0, "{command}");
+            assert_eq!(again.changes.ops.len(), 0, "{command}");
         }
     });
 }

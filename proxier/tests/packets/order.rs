@@ -113,7 +113,7 @@ fn clients_notice_nothing_while_part_of_the_manifests_cannot_be_read() {
                 assert_eq!(may_start, reader == Reader::Running);
                 if may_start {
                     let applied = scene.proxier.sync(clock::since_boot()).unwrap();
-                    assert_eq!(applied.ops, []);
+                    assert_eq!(applied.changes.ops, []);
                 }
                 check(&scene, "ext", &ranged, &["pod1/node"]);
                 check(&scene, "ext2", &ranged[..2], &["timeout"]);

@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use super::{Applied, Ipvs, Kernel, Outcomes, Wanted};
+use super::{Changes, Ipvs, Kernel, Wanted};
 use crate::dataplane::ipvs::op::{Op, Ops};
-use crate::dataplane::{Extent, Failure, Planned};
+use crate::dataplane::{Applied, Extent, Failure, Outcomes, Planned};
 use crate::plan::frontend::Frontend;
 
 impl<K: Kernel> Ipvs<K> {
@@ -29,10 +29,11 @@ impl<K: Kernel> Ipvs<K> {
     pub(super) fn apply_round(
         &mut self,
         planned: Planned<'_>,
-        mut ops: Ops,
+        changes: Changes,
         extent: Extent,
         now: Duration,
-    ) -> Applied {
+    ) -> Applied<Changes> {
+        let Changes { mut ops, drifted } = changes;
         self.own(planned, &ops, now);
         tracing::trace!("round: owned");
         // Before the rules that set their marks, if the frontends serve already: no packet has the marks yet, and a
@@ -47,8 +48,7 @@ impl<K: Kernel> Ipvs<K> {
         tracing::trace!("round: tightened");
         self.apply_ops(planned, &ops, &mut outcomes, now);
         all.append(ops);
-        let ops = all;
-        self.settle(&ops);
+        self.settle(&all);
         tracing::trace!("round: applied");
         let loosened = self.loosen_rules(planned, now);
         // After the Ops: before them, the next packet would create a deleted flow again.
@@ -60,12 +60,11 @@ impl<K: Kernel> Ipvs<K> {
             // If there were two writes, the later one decides which rules the kernel has.
             rules: loosened.or(tightened),
             flows,
-            ops,
+            changes: Changes { ops: all, drifted },
             outcomes,
             unrecorded: unrecorded.err(),
             has_tried_all: extent == Extent::All || self.retries.next_due().is_none(),
-            drifted: std::mem::take(&mut self.drifted),
-            held_back: std::mem::take(&mut self.held_back),
+            held_back: self.held_back.iter().map(ToString::to_string).collect(),
             found_schedulers: self.schedulers.take_found(),
         }
     }

@@ -9,9 +9,10 @@ use ipvs_netlink as ipvs;
 use metrics::{counter, gauge};
 
 use super::body::AnswerBody;
+use crate::dataplane::ipvs::Owners;
 use crate::dataplane::ipvs::linux::CounterReader;
 use crate::observe::instruments::Exporter;
-use crate::observe::traffic::{self, HeldTraffic, Owners, ReadPages, Traffic, TrafficText};
+use crate::observe::traffic::{HeldTraffic, ReadPages, Traffic, TrafficText};
 use crate::sources::watch;
 
 /// The age up to which a page is served again.
@@ -110,7 +111,7 @@ impl Scraper {
             return Ok(None);
         }
         let owners = self.owners.read().map_err(|why| why.to_string())?;
-        let endpoints = traffic::destinations(&owners);
+        let endpoints = owners.values().map(|owner| owner.destinations).sum();
         // The limit 0 switches them off, also while no Service has an endpoint.
         let has_endpoints = (1..=self.endpoint_limit).contains(&endpoints);
         let mut open = match reader.take() {

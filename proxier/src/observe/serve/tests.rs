@@ -9,9 +9,9 @@ use lab::net::unused_port;
 
 use super::*;
 use crate::cluster::model::{Family, ObjectName};
+use crate::dataplane::ipvs::Owners;
 use crate::observe::health::NodeState;
 use crate::observe::instruments::Exporter;
-use crate::observe::traffic::Owners;
 use crate::plan::HealthCheck;
 use crate::sources::events::{Notice, Regarding};
 use crate::util::clock;

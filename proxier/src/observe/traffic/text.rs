@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
-use super::{Displaced, HeldTraffic, Owner};
+use super::{Displaced, HeldTraffic};
+use crate::dataplane::ipvs::Owner;
 use crate::observe::instruments::{Instrument, InstrumentKind, write_head};
 use crate::plan::FrontendKind;
 

@@ -14,7 +14,7 @@ fn an_unwritable_ledger_delays_no_service_and_loses_no_record() {
         .dataplane
         .ledger
         .move_to(LedgerFile::new(blocked.join("ledger")));
-    let is_recorded = |applied: &Applied| applied.unrecorded.is_none();
+    let is_recorded = |applied: &Applied<Changes>| applied.unrecorded.is_none();
 
     // The packet rules change too, and their fingerprint is a record of the ledger.
     receive(&mut proxier, &[node(), service()]);

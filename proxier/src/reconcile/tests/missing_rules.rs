@@ -63,7 +63,7 @@ fn without_nf_tables_only_frontends_that_need_no_rules_are_served() {
     }
     // A resync changes nothing, and holds the same frontends back.
     let applied = proxier.resync(now).unwrap();
-    assert_eq!((applied.ops.len(), applied.held_back.len()), (0, 6));
+    assert_eq!((applied.changes.ops.len(), applied.held_back.len()), (0, 6));
 
     // The administrator runs modprobe nf_tables.
     proxier.dataplane.kernel.lacks_nf_tables = false;

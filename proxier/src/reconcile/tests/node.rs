@@ -82,7 +82,7 @@ fn node_ports_stay_while_the_next_process_does_not_know_the_node() {
     let mut next = primary(first.dataplane.kernel);
     receive(&mut next, &[node_port(), slice(&["10.244.1.2"])]);
     let is_of_server = |op: &Op| op.service_key().is_some();
-    let ops = next.sync(START).unwrap().ops;
+    let ops = next.sync(START).unwrap().changes.ops;
     assert_eq!(ops.iter().filter(is_of_server).count(), 0, "{ops:?}");
     // The Node has another address.
     let moved = Manifest::node("node-a").address("172.18.0.1");

@@ -19,7 +19,7 @@ fn a_process_without_the_ledger_adopts_the_virtual_servers_of_the_plan() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = directory.path().join("ledger");
     let mut next = successor_without_ledger(&ledger);
-    assert_eq!(next.sync(START).unwrap().ops, []);
+    assert_eq!(next.sync(START).unwrap().changes.ops, []);
     assert_eq!(next.ledger().owned().len(), 2);
     // The next process reads the adopted virtual servers from the ledger.
     let mut last = proxier(next.dataplane.kernel, &ledger);
@@ -188,7 +188,7 @@ fn a_virtual_server_of_another_program_is_not_adopted() {
             now = due;
             proxier.sync(now).unwrap();
         }
-        assert_eq!(proxier.resync(now).unwrap().ops, []);
+        assert_eq!(proxier.resync(now).unwrap().changes.ops, []);
         let state = &proxier.dataplane.kernel.state;
         assert_eq!(state.virtual_servers[&key], before);
         assert!(!proxier.ledger().owned().contains(&key));

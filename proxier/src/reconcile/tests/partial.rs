@@ -15,7 +15,7 @@ fn a_running_proxier_changes_only_what_the_readable_part_changes() {
         let mut proxier = serving(&directory.path().join(label));
         let before = proxier.dataplane.kernel.clone();
         receive_part(&mut proxier, &part);
-        assert_eq!(proxier.resync(START).unwrap().ops, [], "{label}");
+        assert_eq!(proxier.resync(START).unwrap().changes.ops, [], "{label}");
         assert_eq!(proxier.dataplane.kernel.state, before.state, "{label}");
         assert_eq!(proxier.dataplane.kernel.rules, before.rules, "{label}");
         receive(&mut proxier, &[node()]);
@@ -39,7 +39,7 @@ fn a_new_process_waits_for_the_whole_input_if_the_kernel_has_state_of_ours() {
     assert!(!next.may_start().unwrap());
     receive(&mut next, &whole_cluster());
     assert!(next.may_start().unwrap());
-    assert_eq!(next.sync(START).unwrap().ops, []);
+    assert_eq!(next.sync(START).unwrap().changes.ops, []);
 }
 
 #[test]

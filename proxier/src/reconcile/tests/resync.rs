@@ -5,7 +5,7 @@ use super::*;
 /// The time between two resyncs.
 const PERIOD: Duration = Duration::from_secs(30);
 
-fn resync(proxier: &mut Fake, number: u32) -> Applied {
+fn resync(proxier: &mut Fake, number: u32) -> Applied<Changes> {
     proxier.resync(START + PERIOD * number).unwrap()
 }
 
@@ -18,7 +18,7 @@ fn a_resync_without_differences_reads_the_table_once_and_writes_nothing() {
         proxier.dataplane.kernel.writes,
     );
     for number in 1..=60 {
-        assert_eq!(resync(&mut proxier, number).ops, []);
+        assert_eq!(resync(&mut proxier, number).changes.ops, []);
     }
     assert_eq!(proxier.dataplane.kernel.reads, reads + 60);
     assert_eq!(proxier.dataplane.kernel.writes, writes);
@@ -39,7 +39,7 @@ fn the_next_resync_repairs_a_small_table() {
         servers.for_each(|server| server.destinations.change(drift));
         let applied = resync(&mut proxier, number);
         assert_eq!(
-            applied.drifted.virtual_servers.len(),
+            applied.changes.drifted.virtual_servers.len(),
             state.virtual_servers.len()
         );
         assert_eq!(proxier.dataplane.kernel.state, state);
@@ -56,7 +56,10 @@ fn equal_virtual_servers_do_not_hide_deleted_addresses() {
     let state = proxier.dataplane.kernel.state.clone();
     proxier.dataplane.kernel.state.addresses.clear();
     let applied = resync(&mut proxier, 1);
-    assert_eq!(applied.drifted.addresses.len(), state.addresses.len());
+    assert_eq!(
+        applied.changes.drifted.addresses.len(),
+        state.addresses.len()
+    );
     assert_eq!(proxier.dataplane.kernel.state, state);
 }
 
@@ -91,8 +94,8 @@ fn in_a_large_table_every_second_resync_reads_the_same_destinations() {
         let last = kernel.virtual_servers.keys().last().unwrap();
         let server = kernel.virtual_servers.get_mut(&last).unwrap();
         server.destinations.change(|all| all[0].weight += 1);
-        assert_eq!(resync(&mut proxier, first).ops, []);
-        assert_eq!(resync(&mut proxier, first + 1).ops.len(), 1);
+        assert_eq!(resync(&mut proxier, first).changes.ops, []);
+        assert_eq!(resync(&mut proxier, first + 1).changes.ops.len(), 1);
         assert_eq!(proxier.dataplane.kernel.state, state);
     }
 }
@@ -110,7 +113,7 @@ fn every_resync_repairs_schedulers_and_virtual_servers_of_a_large_table() {
         server.definition.scheduler = Some("lc".parse().unwrap());
         kernel.virtual_servers.remove(&next);
         let applied = resync(&mut proxier, number);
-        assert_eq!(applied.drifted.virtual_servers, [key, next].into());
+        assert_eq!(applied.changes.drifted.virtual_servers, [key, next].into());
         assert_eq!(proxier.dataplane.kernel.state, state);
     }
 }
@@ -122,7 +125,7 @@ fn every_resync_notices_a_flush_of_a_large_table() {
     let state = proxier.dataplane.kernel.state.clone();
     for number in 1..=4 {
         proxier.dataplane.kernel.state.virtual_servers.clear();
-        assert_ne!(resync(&mut proxier, number).ops, []);
+        assert_ne!(resync(&mut proxier, number).changes.ops, []);
         assert_eq!(proxier.dataplane.kernel.state, state);
     }
 }
@@ -135,6 +138,9 @@ fn a_notification_makes_the_next_resync_read_addresses_however_many_virtual_serv
     proxier.dataplane.kernel.state.addresses.clear();
     proxier.dataplane.distrust_addresses();
     let applied = resync(&mut proxier, 1);
-    assert_eq!(applied.drifted.addresses.len(), state.addresses.len());
+    assert_eq!(
+        applied.changes.drifted.addresses.len(),
+        state.addresses.len()
+    );
     assert_eq!(proxier.dataplane.kernel.state, state);
 }

@@ -69,7 +69,10 @@ fn a_missing_scheduler_is_used_when_the_kernel_has_it() {
     // The first question has the same answer.
     let mut now = proxier.next_due().unwrap();
     let applied = proxier.sync(now).unwrap();
-    assert_eq!((applied.ops.len(), applied.found_schedulers.len()), (0, 0));
+    assert_eq!(
+        (applied.changes.ops.len(), applied.found_schedulers.len()),
+        (0, 0)
+    );
     assert_eq!(proxier.dataplane.kernel.scheduler_questions, 5);
 
     // The administrator runs modprobe ip_vs_wlc, and later modprobe ip_vs_mh.
@@ -115,7 +118,10 @@ fn a_kernel_that_cannot_tell_its_schedulers_gets_the_default_after_the_first_fai
     // The kernel cannot tell whether it has the schedulers now, so the working ones stay.
     assert_eq!(now, START + Duration::from_secs(300));
     let applied = proxier.sync(now).unwrap();
-    assert_eq!((applied.ops.len(), applied.found_schedulers.len()), (0, 0));
+    assert_eq!(
+        (applied.changes.ops.len(), applied.found_schedulers.len()),
+        (0, 0)
+    );
 }
 
 /// Each unknown name makes the kernel start modprobe.
