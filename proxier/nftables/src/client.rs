@@ -118,6 +118,11 @@ impl RulesClient {
         &self.table
     }
 
+    /// Returns the socket.
+    pub(crate) fn transport(&mut self) -> &mut Transport {
+        &mut self.transport
+    }
+
     /// Returns the socket's port, which notifications name as the cause of a change.
     pub fn port(&self) -> u32 {
         self.transport.port()

@@ -1,11 +1,12 @@
 //! Commands that change a table.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::key::Key;
 use crate::rule::Rule;
-use crate::set::{Element, Set};
+use crate::set::{Data, Element, Set};
 use crate::table::Hook;
 
 /// A command that changes a table.
@@ -17,6 +18,8 @@ pub enum Command {
     DeleteSet(Arc<str>),
     /// Adds an element to a set. The kernel accepts an existing element with the same data.
     AddElement(Arc<str>, Element),
+    /// Adds an element with a target to a map, as [`Command::AddElement`].
+    AddTarget(Arc<str>, Key, SocketAddr),
     /// Deletes the element with this key from a set.
     DeleteElement(Arc<str>, Key),
     /// Adds a chain without rules.
@@ -83,6 +86,10 @@ impl fmt::Display for InTable<'_> {
             Command::DeleteSet(name) => write!(f, "delete set {table} {name}"),
             Command::AddElement(set, element) => {
                 write!(f, "add element {table} {set} {{ {element} }}")
+            }
+            Command::AddTarget(map, key, target) => {
+                let data = Data::Target(*target);
+                write!(f, "add element {table} {map} {{ {key}{data} }}")
             }
             Command::DeleteElement(set, key) => {
                 write!(f, "delete element {table} {set} {{ {key} }}")

@@ -5,8 +5,10 @@
 //! (`nf_tables_commit_chain_prepare` does not touch chains that are deleted). So packets are rejected
 //! that both tables accept. Changing the rules of a kept chain has no such moment.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use net::Family;
 use netlink::Error;
 use netlink::attr::{Attribute, Writer, find};
 use netlink::transport::Transport;
@@ -76,7 +78,7 @@ fn read_family(
     }
     for set in table.sets.values_mut() {
         // Packets fill these sets, so no plan has their elements.
-        if matches!(set.kind, SetKind::Learned { .. }) {
+        if set.kind.is_learned() {
             continue;
         }
         match reader.with_elements(set)? {
@@ -224,9 +226,12 @@ impl Reader<'_> {
             |found, message| {
                 let list = find(contents(message.payload), NFTA_SET_ELEM_LIST_ELEMENTS)?;
                 for element in list.iter().flat_map(Attribute::nested) {
-                    match (read_element(&element?, set)?, &mut *found) {
-                        (Some(element), Some(found)) => found.insert(element),
-                        _ => *found = None,
+                    let is_ours = match found {
+                        Some(found) => read_element(&element?, found)?,
+                        None => false,
+                    };
+                    if !is_ours {
+                        *found = None;
                     }
                 }
                 Ok(())
@@ -314,13 +319,14 @@ enum ExistingSet {
 /// Reads a set without its elements.
 fn read_set(payload: &[u8], wanted: &Table) -> Result<ExistingSet, Error> {
     let (mut name, mut flags, mut key) = ("", 0, 0);
-    let (mut timeout, mut size) = (None, None);
+    let (mut data, mut timeout, mut size) = (None, None, None);
     for attribute in contents(payload) {
         let attribute = attribute?;
         match attribute.kind {
             NFTA_SET_NAME => name = attribute.string().unwrap_or_default(),
             NFTA_SET_FLAGS => flags = attribute.u32_be()?,
             NFTA_SET_KEY_TYPE => key = attribute.u32_be()?,
+            NFTA_SET_DATA_TYPE => data = Some(attribute.u32_be()?),
             NFTA_SET_TIMEOUT => timeout = Some(u64::from_be_bytes(attribute.array()?)),
             NFTA_SET_DESC => size = find(attribute.nested(), NFTA_SET_DESC_SIZE)?,
             _ => {}
@@ -331,16 +337,58 @@ fn read_set(payload: &[u8], wanted: &Table) -> Result<ExistingSet, Error> {
     }
     let wanted = wanted.sets.get(name);
     let wanted = wanted.filter(|set| set.kind.flags() == flags && set.key_type() == key);
-    let limits = timeout.zip(size.map(|size| size.u32_be()).transpose()?);
-    let wanted = wanted.filter(|set| set.kind.limits() == limits);
+    let size = size.map(|size| size.u32_be()).transpose()?;
+    let wanted = wanted.filter(|set| {
+        let wanted_data = set.kind.data_type().map(|(number, _)| number);
+        (wanted_data, set.kind.timeout(), set.kind.size()) == (data, timeout, size)
+    });
     Ok(match wanted {
         Some(set) => ExistingSet::Wanted(set.without_elements()),
         None => ExistingSet::Other,
     })
 }
 
-/// Reads an element of `set`; `None` if such a set of ours cannot have it.
-fn read_element(element: &Attribute<'_>, set: &Set) -> Result<Option<Element>, Error> {
+/// Reads an element into `set`. Returns whether such a set of ours can have it.
+fn read_element(element: &Attribute<'_>, set: &mut Set) -> Result<bool, Error> {
+    if let SetKind::Targets(family) = set.kind {
+        let target = read_target(element, set, family)?;
+        if let Some((key, target)) = &target {
+            set.insert_target(key.clone(), *target);
+        }
+        return Ok(target.is_some());
+    }
+    let (key, data) = key_and_data(element, set)?;
+    let verdict = match (set.kind, data) {
+        (SetKind::Set, None) => Some(None),
+        (SetKind::Verdicts, Some(data)) => read_verdict(&data)?.map(Some),
+        _ => None,
+    };
+    let element = key.zip(verdict);
+    let element = element.map(|(key, verdict)| Element { key, verdict });
+    let is_ours = element.is_some();
+    element.into_iter().for_each(|element| set.insert(element));
+    Ok(is_ours)
+}
+
+/// Reads an element of a map of targets; `None` if such a map of ours cannot have it.
+pub(crate) fn read_target(
+    element: &Attribute<'_>,
+    map: &Set,
+    family: Family,
+) -> Result<Option<(Key, SocketAddr)>, Error> {
+    let (key, data) = key_and_data(element, map)?;
+    let Some(data) = data else {
+        return Ok(None);
+    };
+    let target = find(data.nested(), NFTA_DATA_VALUE)?;
+    let target = target.and_then(|target| decode_target(family, target.value));
+    Ok(key.zip(target))
+}
+
+fn key_and_data<'a>(
+    element: &Attribute<'a>,
+    set: &Set,
+) -> Result<(Option<Key>, Option<Attribute<'a>>), Error> {
     let (mut key, mut data) = (None, None);
     for part in element.nested() {
         let part = part?;
@@ -350,13 +398,17 @@ fn read_element(element: &Attribute<'_>, set: &Set) -> Result<Option<Element>, E
             _ => {}
         }
     }
-    let key = key.and_then(|key| Key::decode(&set.key, key.value));
-    let verdict = match (set.kind, data) {
-        (SetKind::Set, None) => Some(None),
-        (SetKind::Verdicts, Some(data)) => read_verdict(&data)?.map(Some),
-        _ => None,
+    Ok((key.and_then(|key| Key::decode(&set.key, key.value)), data))
+}
+
+/// Returns the target with these bytes.
+fn decode_target(family: Family, bytes: &[u8]) -> Option<SocketAddr> {
+    // A port, padded to 4 bytes, follows the address.
+    let (address, port) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;
+    let port = u16::from_be_bytes(port.first_chunk().copied()?);
+    let address: IpAddr = match family {
+        Family::V4 => <[u8; 4]>::try_from(address).ok()?.into(),
+        Family::V6 => <[u8; 16]>::try_from(address).ok()?.into(),
     };
-    Ok(key
-        .zip(verdict)
-        .map(|(key, verdict)| Element { key, verdict }))
+    Some((address, port).into())
 }

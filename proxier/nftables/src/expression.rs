@@ -4,12 +4,17 @@
 //! becomes a comparison of the packet's family and the comparison of the address.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use netlink::Error;
 use netlink::attr::{Attribute, Writer, find};
 
+mod load;
+
+use load::width;
+
 use crate::anonymous::{ANONYMOUS, AnonymousSet};
-use crate::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
+use crate::rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict, target};
 use crate::sys::*;
 use crate::value::{KeyBytes, Value};
 use net::{Family, Networks};
@@ -77,15 +82,32 @@ impl Expressions<'_, '_> {
             Statement::Remember { map, key, data } => {
                 self.load(*key, FIRST);
                 self.load(*data, SECOND);
-                self.expression("dynset", |data| {
-                    data.string(NFTA_DYNSET_SET_NAME, map);
-                    // Not `add`, which would not renew the timeout of a connection that is known
-                    // already.
-                    data.u32_be(NFTA_DYNSET_OP, NFT_DYNSET_OP_UPDATE);
-                    data.u32_be(NFTA_DYNSET_SREG_KEY, FIRST.number());
-                    data.u32_be(NFTA_DYNSET_SREG_DATA, SECOND.number());
+                self.update(map, SECOND, None);
+            }
+            Statement::Learn {
+                family,
+                map,
+                key,
+                timeout,
+            } => {
+                // Before the key, whose registers the comparison would overwrite.
+                self.compare_family(*family);
+                let target_register = self.load_key(key);
+                self.load_from(target_register, &target(*family));
+                self.update(map, target_register, Some(*timeout));
+            }
+            Statement::DestinationNat { family, key, map } => {
+                self.load_key(key);
+                self.lookup(SetName::Named(map), Some(FIRST.number()));
+                let port = Register(FIRST.0 + width(Selector::Destination(*family)));
+                self.expression("nat", |data| {
+                    data.u32_be(NFTA_NAT_TYPE, NFT_NAT_DNAT);
+                    data.u32_be(NFTA_NAT_FAMILY, family_number(*family).into());
+                    data.u32_be(NFTA_NAT_REG_ADDR_MIN, FIRST.number());
+                    data.u32_be(NFTA_NAT_REG_PROTO_MIN, port.number());
                 });
             }
+            Statement::Redirect => self.expression("redir", |_| {}),
             Statement::Masquerade { ports } => self.masquerade(ports),
             Statement::SetArpSender(address) => {
                 // No checksum is corrected, because ARP messages have none.
@@ -112,6 +134,21 @@ impl Expressions<'_, '_> {
                 data.nested(NFTA_IMMEDIATE_DATA, |data| write_verdict(data, verdict));
             }),
         }
+    }
+
+    /// Adds the element with the key in the registers from [`FIRST`] on and the data from `data` on, or renews it.
+    fn update(&mut self, map: &str, data: Register, timeout: Option<Duration>) {
+        self.expression("dynset", |attributes| {
+            attributes.string(NFTA_DYNSET_SET_NAME, map);
+            // Not `add`, which would not renew the timeout of a key that the map has already.
+            attributes.u32_be(NFTA_DYNSET_OP, NFT_DYNSET_OP_UPDATE);
+            attributes.u32_be(NFTA_DYNSET_SREG_KEY, FIRST.number());
+            attributes.u32_be(NFTA_DYNSET_SREG_DATA, data.number());
+            if let Some(timeout) = timeout {
+                let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+                attributes.bytes(NFTA_DYNSET_TIMEOUT, &millis.to_be_bytes());
+            }
+        });
     }
 
     fn masquerade(&mut self, ports: &RangeInclusive<u16>) {
@@ -164,6 +201,11 @@ impl Expressions<'_, '_> {
             Match::Reply => {
                 self.load_ct(NFT_CT_DIRECTION, FIRST);
                 self.compare(Relation::Is, &[IP_CT_DIR_REPLY]);
+            }
+            Match::Translated => {
+                self.load_ct(NFT_CT_STATUS, FIRST);
+                self.bitwise(&IPS_DST_NAT.to_ne_bytes(), &[0; 4]);
+                self.compare(Relation::IsNot, &[0; 4]);
             }
             // Marks are in host byte order, unlike addresses and ports.
             Match::HasMark(bits) => {
@@ -266,88 +308,6 @@ impl Expressions<'_, '_> {
         self.expression("meta", |data| {
             data.u32_be(NFTA_META_KEY, NFT_META_MARK);
             data.u32_be(NFTA_META_SREG, FIRST.number());
-        });
-    }
-
-    /// Loads the parts of a key into consecutive registers.
-    fn load_key(&mut self, key: &[Selector]) {
-        let mut register = FIRST;
-        for &selector in key {
-            self.load(selector, register);
-            register.0 += match selector {
-                Selector::Source(Family::V6) | Selector::Destination(Family::V6) => 4,
-                _ => 1,
-            };
-        }
-    }
-
-    fn load(&mut self, selector: Selector, register: Register) {
-        match selector {
-            Selector::Source(family) | Selector::Destination(family) => {
-                self.compare_family(family);
-                let length = match family {
-                    Family::V4 => 4,
-                    Family::V6 => 16,
-                };
-                let offset = match selector {
-                    Selector::Source(_) => source_offset(family),
-                    _ => source_offset(family) + length,
-                };
-                self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, offset, length, register);
-            }
-            Selector::Protocol => self.load_meta(NFT_META_L4PROTO, register),
-            Selector::DestinationPort => {
-                // TCP, UDP and SCTP have the destination port at the same place.
-                self.load_payload(NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, register);
-            }
-            Selector::TcpDestinationPort => {
-                self.load(Selector::Protocol, register);
-                self.compare(Relation::Is, &[IPPROTO_TCP]);
-                self.load(Selector::DestinationPort, register);
-            }
-            Selector::ArpSender => {
-                self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, ARP_SENDER, 4, register);
-            }
-            Selector::ArpTarget => {
-                self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, ARP_TARGET, 4, register);
-            }
-            Selector::OutputInterface => self.load_meta(NFT_META_OIFNAME, register),
-            Selector::Mark => self.load_meta(NFT_META_MARK, register),
-            Selector::ConnectionId => self.load_ct(NFT_CT_ID, register),
-        }
-    }
-
-    /// Compares the packet's family, once for each rule.
-    fn compare_family(&mut self, family: Family) {
-        if self.family.replace(family) == Some(family) {
-            return;
-        }
-        // In FIRST, so only the first part of a key may need it: for a later part it would
-        // overwrite the first.
-        self.load_meta(NFT_META_NFPROTO, FIRST);
-        self.compare(Relation::Is, &[family_number(family)]);
-    }
-
-    fn load_meta(&mut self, key: u32, register: Register) {
-        self.expression("meta", |data| {
-            data.u32_be(NFTA_META_KEY, key);
-            data.u32_be(NFTA_META_DREG, register.number());
-        });
-    }
-
-    fn load_ct(&mut self, key: u32, register: Register) {
-        self.expression("ct", |data| {
-            data.u32_be(NFTA_CT_KEY, key);
-            data.u32_be(NFTA_CT_DREG, register.number());
-        });
-    }
-
-    fn load_payload(&mut self, base: u32, offset: u32, length: u32, register: Register) {
-        self.expression("payload", |data| {
-            data.u32_be(NFTA_PAYLOAD_DREG, register.number());
-            data.u32_be(NFTA_PAYLOAD_BASE, base);
-            data.u32_be(NFTA_PAYLOAD_OFFSET, offset);
-            data.u32_be(NFTA_PAYLOAD_LEN, length);
         });
     }
 

@@ -12,8 +12,8 @@ use crate::anonymous::anonymous_sets;
 use crate::expression::write_rule;
 use crate::key::Key;
 use crate::message::{write_chain, write_element, write_set};
-use crate::rule::{Rule, Verdict};
-use crate::set::{Element, Set};
+use crate::rule::Rule;
+use crate::set::{Data, Set};
 use crate::sys::*;
 use crate::table::{Chain, Table};
 use net::stable_hash::{fnv1a, mix};
@@ -31,8 +31,8 @@ pub fn parts(table: &Table) -> u64 {
     sum(table, |table, add| {
         let mut batch = Batch::new();
         for set in table.sets.values() {
-            for Element { key, verdict } in set.elements() {
-                add(element(&mut batch, &set.name, &key, verdict.as_ref()));
+            for (key, data) in set.missing_in(None) {
+                add(element(&mut batch, &set.name, key, data));
             }
         }
         table.chains.values().for_each(|it| add(chain(it)));
@@ -53,11 +53,11 @@ fn sum(table: &Table, hashes: impl Fn(&Table, &mut dyn FnMut(u64))) -> u64 {
 
 /// Returns the hash of an element of the set or map `set`. It uses the memory of `batch`, because a start hashes
 /// each element of the table.
-fn element(batch: &mut Batch, set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
+fn element(batch: &mut Batch, set: &str, key: &Key, data: &Data) -> u64 {
     batch.clear();
     hash_in(batch, NFT_MSG_NEWSETELEM, |writer| {
         writer.string(NFTA_SET_ELEM_LIST_SET, set);
-        write_element(writer, key, verdict);
+        write_element(writer, key, data);
     })
 }
 
@@ -112,14 +112,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::rule::{Match, Relation};
+    use crate::rule::{Match, Relation, Verdict};
     use crate::set::SetKind;
     use crate::table::Hook;
     use crate::value::{KeyType, Value};
     use net::{Family, Networks};
 
     fn element(set: &str, key: &Key, verdict: Option<&Verdict>) -> u64 {
-        super::element(&mut Batch::new(), set, key, verdict)
+        super::element(&mut Batch::new(), set, key, &verdict.cloned().into())
     }
 
     fn source(networks: &[&str]) -> Rule {

@@ -16,6 +16,11 @@ impl Key {
         Self(parts.into_iter().collect())
     }
 
+    /// Returns its parts.
+    pub fn parts(&self) -> impl Iterator<Item = Value> + '_ {
+        self.0.iter().copied()
+    }
+
     /// Returns its bytes. In a concatenation, each part is padded to a multiple of 4.
     pub(crate) fn encode(&self) -> KeyBytes {
         let mut bytes = KeyBytes::new();

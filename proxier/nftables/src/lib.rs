@@ -11,7 +11,7 @@
 //! changes one table, its own. [`raw`] is for callers that write messages about tables of other programs.
 //!
 //! The crate supports only the features that our rules need: family `inet`, sets and maps with
-//! concatenated keys, networks, marks, NAT, rejection.
+//! concatenated keys, networks, marks, NAT (by maps of targets, too), rejection.
 //!
 //! In the kernel, see `net/netfilter/nf_tables_api.c`, `nfnetlink.c` and
 //! `include/uapi/linux/netfilter/nf_tables.h`.
@@ -24,6 +24,7 @@ mod existing;
 mod expression;
 pub mod hash;
 mod key;
+mod learned;
 mod message;
 pub mod raw;
 mod rule;

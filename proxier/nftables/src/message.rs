@@ -1,5 +1,6 @@
 //! The netlink messages of a transaction.
 
+use std::net::SocketAddr;
 use std::ops::Range;
 
 use netlink::Result;
@@ -12,11 +13,11 @@ use crate::command::Command;
 use crate::existing::userdata;
 use crate::expression::{write_rule, write_verdict};
 use crate::key::Key;
-use crate::rule::{Rule, Verdict};
-use crate::set::{Set, SetKind};
+use crate::rule::Rule;
+use crate::set::{Data, Set};
 use crate::sys::*;
 use crate::table::Hook;
-use crate::value::KeyType;
+use crate::value::{KeyBytes, KeyType, Value};
 
 /// The maximum number of elements in a message. Their attribute has at most 65,535 bytes, and an element takes
 /// less than 400.
@@ -159,6 +160,7 @@ pub fn contents(payload: &[u8]) -> impl Iterator<Item = Result<Attribute<'_>>> {
 fn fit_together(one: &Command, other: &Command) -> bool {
     match (one, other) {
         (Command::AddElement(one, _), Command::AddElement(other, _))
+        | (Command::AddTarget(one, ..), Command::AddTarget(other, ..))
         | (Command::DeleteElement(one, _), Command::DeleteElement(other, _)) => one == other,
         (Command::InArpTable(one), Command::InArpTable(other)) => fit_together(one, other),
         _ => false,
@@ -267,9 +269,11 @@ impl Encoder<'_> {
                 writer.string(NFTA_SET_TABLE, table);
                 writer.string(NFTA_SET_NAME, name);
             }),
-            Command::AddElement(set, _) => self.message(NFT_MSG_NEWSETELEM, 0, subject, |writer| {
-                write_elements(writer, table, set, commands);
-            }),
+            Command::AddElement(set, _) | Command::AddTarget(set, ..) => {
+                self.message(NFT_MSG_NEWSETELEM, 0, subject, |writer| {
+                    write_elements(writer, table, set, commands);
+                })
+            }
             Command::DeleteElement(set, _) => {
                 self.message(NFT_MSG_DELSETELEM, 0, subject, |writer| {
                     write_elements(writer, table, set, commands);
@@ -326,17 +330,17 @@ pub(crate) fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32
     writer.string(NFTA_SET_NAME, &set.name);
     writer.u32_be(NFTA_SET_FLAGS, set.kind.flags());
     write_key_type(writer, set.key_type(), &set.key);
-    match set.kind {
-        SetKind::Set => {}
-        SetKind::Verdicts => writer.u32_be(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT),
-        SetKind::Learned { .. } => {
-            writer.u32_be(NFTA_SET_DATA_TYPE, KeyType::Mark.number());
-            writer.u32_be(NFTA_SET_DATA_LEN, 4);
+    if let Some((number, length)) = set.kind.data_type() {
+        writer.u32_be(NFTA_SET_DATA_TYPE, number);
+        if let Some(length) = length {
+            writer.u32_be(NFTA_SET_DATA_LEN, length);
         }
     }
     writer.u32_be(NFTA_SET_ID, id);
-    if let Some((millis, size)) = set.kind.limits() {
+    if let Some(millis) = set.kind.timeout() {
         writer.bytes(NFTA_SET_TIMEOUT, &millis.to_be_bytes());
+    }
+    if let Some(size) = set.kind.size() {
         writer.nested(NFTA_SET_DESC, |description| {
             description.u32_be(NFTA_SET_DESC_SIZE, size);
         });
@@ -378,9 +382,12 @@ fn write_elements(writer: &mut Writer<'_>, table: &str, set: &str, commands: &[C
         for command in commands {
             list.nested(NFTA_LIST_ELEM, |writer| match command.in_its_table() {
                 Command::AddElement(_, element) => {
-                    write_element(writer, &element.key, element.verdict.as_ref());
+                    write_element(writer, &element.key, &element.verdict.clone().into());
                 }
-                Command::DeleteElement(_, key) => write_element(writer, key, None),
+                Command::AddTarget(_, key, target) => {
+                    write_element(writer, key, &Data::Target(*target));
+                }
+                Command::DeleteElement(_, key) => write_element(writer, key, &Data::None),
                 // `fit_together` admits no other command.
                 _ => {}
             });
@@ -389,11 +396,22 @@ fn write_elements(writer: &mut Writer<'_>, table: &str, set: &str, commands: &[C
 }
 
 /// Writes the attributes of an element.
-pub(crate) fn write_element(writer: &mut Writer<'_>, key: &Key, verdict: Option<&Verdict>) {
+pub(crate) fn write_element(writer: &mut Writer<'_>, key: &Key, data: &Data) {
     write_value(writer, NFTA_SET_ELEM_KEY, &key.encode());
-    if let Some(verdict) = verdict {
-        writer.nested(NFTA_SET_ELEM_DATA, |data| write_verdict(data, verdict));
+    match data {
+        Data::None => {}
+        Data::Verdict(verdict) => {
+            writer.nested(NFTA_SET_ELEM_DATA, |data| write_verdict(data, verdict));
+        }
+        Data::Target(target) => {
+            write_value(writer, NFTA_SET_ELEM_DATA, &encode_target(*target));
+        }
     }
+}
+
+/// Returns the bytes of a target: those of a key of an address and a port.
+fn encode_target(target: SocketAddr) -> KeyBytes {
+    Key::new([target.ip().into(), Value::Port(target.port())]).encode()
 }
 
 pub(crate) fn write_value(writer: &mut Writer<'_>, kind: u16, value: &[u8]) {

@@ -4,7 +4,9 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
+use crate::set::write_duration;
 use crate::value::{Value, protocol_name};
 use net::{Family, Networks, Protocol};
 
@@ -80,6 +82,31 @@ pub enum Statement {
     ///
     /// A verdict. The rule does not match packets of the other family.
     KeepDestination(Family),
+    /// Changes the connection's destination to the map's target for the packet. A verdict.
+    ///
+    /// Without such an element, the next rule follows. The rule does not match packets of the other family.
+    DestinationNat {
+        /// The family of the targets.
+        family: Family,
+        /// The packet's values for each part of the map's key.
+        key: Box<[Selector]>,
+        /// The name of a map of kind [`super::SetKind::Targets`] or [`super::SetKind::LearnedTargets`].
+        map: Arc<str>,
+    },
+    /// Changes the connection's destination to this machine. A verdict.
+    Redirect,
+    /// Adds the packet's destination to a map of kind [`super::SetKind::LearnedTargets`]. If the map has the key, keeps
+    /// its target and renews its time. If the map is full, the next statement follows.
+    Learn {
+        /// The family of the targets.
+        family: Family,
+        /// The map's name.
+        map: Arc<str>,
+        /// The packet's values for each part of the key.
+        key: Box<[Selector]>,
+        /// How long the element stays, in whole milliseconds.
+        timeout: Duration,
+    },
     /// Drops the packet and sends an error to its source.
     Reject(Reject),
     /// Applies a verdict.
@@ -103,6 +130,8 @@ pub enum Match {
     Established,
     /// Its direction is opposite to that of its connection's first packet.
     Reply,
+    /// Destination NAT changed its connection.
+    Translated,
     /// Its mark has all of these bits.
     HasMark(u32),
     /// Its mark is 0.
@@ -152,7 +181,37 @@ pub enum Selector {
     Mark,
     /// The kernel's number for its tracked connection.
     ConnectionId,
+    /// The source of its connection before NAT. The rule does not match connections of the other family.
+    OriginalSource(Family),
+    /// The destination of its connection before NAT. The rule does not match connections of the other family.
+    OriginalDestination(Family),
+    /// The destination port of its connection before NAT.
+    OriginalDestinationPort,
+    /// This number. nft 1.0.6 cannot print a constant in a key, so it is a counter of one value.
+    Number(u32),
+    /// A random number among `count` ones from `first` on.
+    Random {
+        /// How many numbers.
+        count: u32,
+        /// The first number.
+        first: u32,
+    },
+    /// A number among `count` ones from `first` on, by a hash of its source address. The rule does not match packets
+    /// of the other family.
+    SourceHash {
+        /// The family of the source address.
+        family: Family,
+        /// Whether the source port is hashed too. Use it only together with [`Selector::Protocol`].
+        with_port: bool,
+        /// How many numbers.
+        count: u32,
+        /// The first number.
+        first: u32,
+    },
 }
+
+/// The seed of [`Selector::SourceHash`]: without one, the kernel draws another for each rule.
+pub(crate) const HASH_SEED: u32 = 0x6970_7673;
 
 /// A new value for a packet's mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -223,11 +282,26 @@ impl fmt::Display for Statement {
             Self::SetArpSender(address) => write!(f, "arp saddr ip set {address}"),
             Self::KeepDestination(family) => {
                 let to = Selector::Destination(*family);
-                let family = match family {
-                    Family::V4 => "ip",
-                    Family::V6 => "ip6",
-                };
-                write!(f, "dnat {family} to {to}")
+                write!(f, "dnat {} to {to}", family_name(*family))
+            }
+            Self::DestinationNat { family, key, map } => {
+                write!(
+                    f,
+                    "dnat {} to {} map @{map}",
+                    family_name(*family),
+                    Joined(key)
+                )
+            }
+            Self::Redirect => f.write_str("redirect"),
+            Self::Learn {
+                family,
+                map,
+                key,
+                timeout,
+            } => {
+                write!(f, "update @{map} {{ {} timeout ", Joined(key))?;
+                write_duration(f, *timeout)?;
+                write!(f, " : {} }}", Joined(&target(*family)))
             }
             Self::Reject(Reject::TcpReset) => f.write_str("reject with tcp reset"),
             Self::Reject(Reject::PortUnreachable) => f.write_str("reject"),
@@ -258,6 +332,7 @@ impl fmt::Display for Match {
             Self::New => f.write_str("ct state new"),
             Self::Established => f.write_str("ct state established,related"),
             Self::Reply => f.write_str("ct direction reply"),
+            Self::Translated => f.write_str("ct status dnat"),
             Self::HasMark(bits) => {
                 let bits = Value::Mark(*bits);
                 write!(f, "meta mark & {bits} == {bits}")
@@ -283,7 +358,28 @@ impl fmt::Display for Relation {
 
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        let text = match *self {
+            Self::OriginalSource(family) => {
+                return write!(f, "ct original {} saddr", family_name(family));
+            }
+            Self::OriginalDestination(family) => {
+                return write!(f, "ct original {} daddr", family_name(family));
+            }
+            Self::Number(number) => return write_numbers(f, "numgen inc", 1, "", number),
+            Self::Random { count, first } => {
+                return write_numbers(f, "numgen random", count, "", first);
+            }
+            Self::SourceHash {
+                family,
+                with_port,
+                count,
+                first,
+            } => {
+                let port = if with_port { " . th sport" } else { "" };
+                let source = format!("jhash {}{port}", Self::Source(family));
+                return write_numbers(f, &source, count, &format!(" seed {HASH_SEED:#x}"), first);
+            }
+            Self::OriginalDestinationPort => "ct original proto-dst",
             Self::Source(Family::V4) => "ip saddr",
             Self::Source(Family::V6) => "ip6 saddr",
             Self::Destination(Family::V4) => "ip daddr",
@@ -296,7 +392,35 @@ impl fmt::Display for Selector {
             Self::OutputInterface => "oifname",
             Self::Mark => "meta mark",
             Self::ConnectionId => "ct id",
-        })
+        };
+        f.write_str(text)
+    }
+}
+
+/// Writes an expression with `count` values from `first` on.
+fn write_numbers(
+    f: &mut fmt::Formatter<'_>,
+    source: &str,
+    count: u32,
+    seed: &str,
+    first: u32,
+) -> fmt::Result {
+    write!(f, "{source} mod {count}{seed}")?;
+    match first {
+        0 => Ok(()),
+        _ => write!(f, " offset {first}"),
+    }
+}
+
+/// Returns the parts of a target: the packet's destination.
+pub(crate) fn target(family: Family) -> [Selector; 2] {
+    [Selector::Destination(family), Selector::DestinationPort]
+}
+
+fn family_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip",
+        Family::V6 => "ip6",
     }
 }
 

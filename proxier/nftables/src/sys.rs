@@ -137,6 +137,7 @@ pub const NFTA_DYNSET_SET_NAME: u16 = 1;
 pub const NFTA_DYNSET_OP: u16 = 3;
 pub const NFTA_DYNSET_SREG_KEY: u16 = 4;
 pub const NFTA_DYNSET_SREG_DATA: u16 = 5;
+pub const NFTA_DYNSET_TIMEOUT: u16 = 6;
 pub const NFT_DYNSET_OP_UPDATE: u32 = 1;
 
 pub const NFTA_PAYLOAD_DREG: u16 = 1;
@@ -158,10 +159,19 @@ pub const NFT_META_L4PROTO: u32 = 16;
 
 pub const NFTA_CT_DREG: u16 = 1;
 pub const NFTA_CT_KEY: u16 = 2;
+pub const NFTA_CT_DIRECTION: u16 = 3;
 pub const NFT_CT_STATE: u32 = 0;
 pub const NFT_CT_DIRECTION: u32 = 1;
+pub const NFT_CT_STATUS: u32 = 2;
+pub const NFT_CT_PROTO_DST: u32 = 12;
+pub const NFT_CT_SRC_IP: u32 = 19;
+pub const NFT_CT_DST_IP: u32 = 20;
+pub const NFT_CT_SRC_IP6: u32 = 21;
+pub const NFT_CT_DST_IP6: u32 = 22;
 pub const NFT_CT_ID: u32 = 23;
+pub const IP_CT_DIR_ORIGINAL: u8 = 0;
 pub const IP_CT_DIR_REPLY: u8 = 1;
+pub const IPS_DST_NAT: u32 = 1 << 5;
 pub const NF_CT_STATE_ESTABLISHED: u32 = 2;
 pub const NF_CT_STATE_RELATED: u32 = 4;
 pub const NF_CT_STATE_NEW: u32 = 8;
@@ -192,7 +202,24 @@ pub const NF_NAT_RANGE_PROTO_RANDOM_FULLY: u32 = 16;
 pub const NFTA_NAT_TYPE: u16 = 1;
 pub const NFTA_NAT_FAMILY: u16 = 2;
 pub const NFTA_NAT_REG_ADDR_MIN: u16 = 3;
+pub const NFTA_NAT_REG_PROTO_MIN: u16 = 5;
 pub const NFT_NAT_DNAT: u32 = 1;
+
+pub const NFTA_NG_DREG: u16 = 1;
+pub const NFTA_NG_MODULUS: u16 = 2;
+pub const NFTA_NG_TYPE: u16 = 3;
+pub const NFTA_NG_OFFSET: u16 = 4;
+pub const NFT_NG_INCREMENTAL: u32 = 0;
+pub const NFT_NG_RANDOM: u32 = 1;
+
+pub const NFTA_HASH_SREG: u16 = 1;
+pub const NFTA_HASH_DREG: u16 = 2;
+pub const NFTA_HASH_LEN: u16 = 3;
+pub const NFTA_HASH_MODULUS: u16 = 4;
+pub const NFTA_HASH_SEED: u16 = 5;
+pub const NFTA_HASH_OFFSET: u16 = 6;
+pub const NFTA_HASH_TYPE: u16 = 7;
+pub const NFT_HASH_JENKINS: u32 = 0;
 
 pub const NFTA_GEN_ID: u16 = 1;
 pub const NFTA_GEN_PROC_PID: u16 = 2;

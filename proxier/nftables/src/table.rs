@@ -120,7 +120,9 @@ impl fmt::Display for Hook {
             (_, -150) => f.write_str("mangle")?,
             (_, 0) => f.write_str("filter")?,
             (_, 50) => f.write_str("security")?,
+            ("prerouting", -110) => f.write_str("dstnat - 10")?,
             ("prerouting", -101) => f.write_str("dstnat - 1")?,
+            ("prerouting", -99) => f.write_str("dstnat + 1")?,
             ("postrouting", 99) => f.write_str("srcnat - 1")?,
             (_, other) => other.fmt(f)?,
         }
@@ -207,9 +209,9 @@ impl Table {
         for set in self.sets.values() {
             let after = wanted.sets.get(&set.name);
             let after = after.filter(|after| after.is_defined_as(set));
-            // Deleted and added again: the kernel refuses another verdict for an existing key.
-            let stale = set.missing_in(after);
-            commands.extend(stale.map(|it| Command::DeleteElement(set.name.clone(), it.key)));
+            // Deleted and added again: the kernel refuses other data for an existing key.
+            let stale = set.missing_in(after).map(|(key, _)| key.clone());
+            commands.extend(stale.map(|key| Command::DeleteElement(set.name.clone(), key)));
         }
         for chain in self.chains.values() {
             let after = wanted.chains.get(&chain.name);
@@ -243,10 +245,8 @@ impl Table {
         let new_sets = new_sets.filter(move |set| kept_set(set).is_none());
         let new_chains = wanted.chains.values();
         let new_chains = new_chains.filter(move |chain| !is_kept(chain));
-        let elements = wanted.sets.values().flat_map(move |set| {
-            let new = set.missing_in(kept_set(set));
-            new.map(|element| Command::AddElement(set.name.clone(), element))
-        });
+        let elements = wanted.sets.values();
+        let elements = elements.flat_map(move |set| set.additions_to(kept_set(set)));
         let changed = wanted.chains.values();
         let changed = changed.filter(|chain| self.chains.get(&chain.name) != Some(*chain));
         let rules = changed.flat_map(|chain| {
@@ -279,6 +279,11 @@ impl Table {
             Command::AddElement(set, element) => {
                 if let Some(set) = self.sets.get_mut(set) {
                     set.insert(element.clone());
+                }
+            }
+            Command::AddTarget(map, key, target) => {
+                if let Some(map) = self.sets.get_mut(map) {
+                    map.insert_target(key.clone(), *target);
                 }
             }
             Command::DeleteElement(set, key) => {
@@ -364,13 +369,13 @@ fn write_set(f: &mut fmt::Formatter<'_>, set: &Set) -> fmt::Result {
     for line in set.definition().to_string().split("; ") {
         writeln!(f, "\t\t{line}")?;
     }
-    for (index, element) in set.elements().enumerate() {
+    for (index, (key, data)) in set.missing_in(None).enumerate() {
         f.write_str(if index == 0 {
             "\t\telements = { "
         } else {
             ",\n\t\t\t     "
         })?;
-        write!(f, "{element}")?;
+        write!(f, "{key}{data}")?;
     }
     if !set.is_empty() {
         writeln!(f, " }}")?;
