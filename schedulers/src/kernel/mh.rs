@@ -77,6 +77,11 @@ impl Mh {
         }
     }
 
+    /// Returns the table: the server of each slot. Each is `None` without servers.
+    pub fn rows(&self) -> &[Option<ServerId>] {
+        &self.table
+    }
+
     fn fill(&mut self, servers: &Servers) -> Result<(), Error> {
         let slots = self.size.slots();
         if servers.len() > self.table.len() {
