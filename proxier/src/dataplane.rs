@@ -3,6 +3,7 @@
 //! * [`ipvs`]: IPVS, routes and packet rules. Its [`ipvs::Kernel`] is a real kernel ([`ipvs::linux`]), one in memory
 //!   (`fake`, for tests), a relay in this process instead of IPVS ([`userspace`]), or a real kernel with a relay for loopback
 //!   addresses ([`ipvs::companion`]).
+//! * [`nftables`]: rules for the plan without IPVS.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,6 +19,7 @@ use crate::plan::{Capabilities, Changed, Desired, Machine, PlanConfig, Planner};
 pub(crate) mod answer_path;
 mod applied;
 pub(crate) mod ipvs;
+pub(crate) mod nftables;
 pub(crate) mod userspace;
 
 pub use applied::{Applied, AppliedChange, Outcomes, Reason};

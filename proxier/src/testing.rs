@@ -62,6 +62,11 @@ pub mod dataplane {
         pub use crate::dataplane::ipvs::linux::Linux;
     }
 
+    pub mod nftables {
+        //! Services as rules of nf_tables.
+        pub use crate::dataplane::nftables::{ServiceTable, table};
+    }
+
     pub mod userspace {
         //! The relay instead of IPVS.
         pub use crate::dataplane::userspace::Userspace;

@@ -9,6 +9,9 @@ use ::nftables::{Command, Element, Key, RulesClient, Table, Value};
 use proxier::testing::dataplane::answer_path;
 use proxier::testing::filter::TABLE;
 
+#[path = "conformance/desired.rs"]
+mod desired;
+
 mod nftables {
     mod changes;
     mod deletion;
@@ -17,6 +20,8 @@ mod nftables {
     mod missing;
     mod restore;
     pub(super) mod rules;
+    mod services;
+    mod targets;
     mod watch;
 }
 

@@ -6,6 +6,9 @@
 use proxier::testing::filter::LocalMode;
 use proxier::testing::plan::ServiceAddresses;
 
+#[path = "conformance/desired.rs"]
+mod desired;
+
 mod packets {
     mod addresses;
     mod agents;
@@ -21,6 +24,7 @@ mod packets {
     mod mark_chains;
     mod marks;
     mod mtu;
+    mod nftables;
     mod node;
     pub(super) mod observed;
     mod order;
@@ -39,7 +43,7 @@ mod packets {
 }
 
 use packets::observed;
-use packets::scene::{Answers, Scene};
+use packets::scene::{Answers, Clients, Scene};
 use packets::services::Services;
 
 const CLUSTER: &str = include_str!("conformance/cluster.yaml");
@@ -51,7 +55,7 @@ const KUBE_PROXY: &str = include_str!("conformance/kube-proxy-1.36.2.json");
 fn each_client_gets_the_same_answers_as_with_kube_proxy_except_for_the_departures() {
     lab::test(|| {
         let scene = Scene::new(CLUSTER);
-        let differences = observed::differences(&observed::rows(KUBE_PROXY), &scene);
+        let differences = observed::differences(&observed::rows(KUBE_PROXY), scene.clients());
         assert!(differences.is_empty(), "{}", differences.join("\n"));
     });
 }
@@ -69,80 +73,95 @@ fn at(v4: &str, v6: &str, tcp: u16, udp: u16) -> [String; 4] {
 /// Asserts that `client` receives the `expected` answers, and no others, at each frontend.
 #[track_caller]
 fn check(scene: &Scene, client: &str, frontends: &[String], expected: &[&str]) {
+    check_in(scene.clients(), client, frontends, expected);
+}
+
+/// As [`check`].
+#[track_caller]
+fn check_in(clients: Clients<'_>, client: &str, frontends: &[String], expected: &[&str]) {
     let expected: Answers = expected.iter().map(|&answer| answer.to_owned()).collect();
     // The kernel sends six ICMP errors to a host at once, and then one a second.
     let is_icmp_error = expected.contains("refused");
     let times = if is_icmp_error { 1 } else { 3 * expected.len() };
     if expected.contains("timeout") {
         let questions: Vec<_> = frontends.iter().map(|it| (client, &**it)).collect();
-        for ((client, frontend), answers) in questions.iter().zip(scene.ask_at_once(&questions)) {
+        for ((client, frontend), answers) in questions.iter().zip(clients.ask_at_once(&questions)) {
             assert_eq!(answers, expected, "{client} to {frontend}");
         }
         return;
     }
     for frontend in frontends {
-        let answers = scene.ask(client, frontend, times);
+        let answers = clients.ask_for(client, frontend, &expected, times);
         assert_eq!(answers, expected, "{client} to {frontend}");
     }
 }
 
 #[test]
 fn each_client_reaches_each_service_over_tcp_and_udp_in_both_families() {
-    lab::test(|| {
-        let scene = Scene::new(Services::dual());
-        let both = ["pod1/client", "podB1/client"];
-        let masqueraded = ["pod1/node", "podB1/node"];
+    lab::test(|| check_dual(Scene::new(Services::dual()).clients(), "refused"));
+}
 
-        let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
-        check(&scene, "pod3", &cluster_ip, &both);
-        check(&scene, "ext", &cluster_ip, &masqueraded);
-        check(&scene, "node", &cluster_ip, &masqueraded);
-        check(&scene, "pod1", &cluster_ip, &["pod1/node", "podB1/client"]);
-        for external in [
-            at("198.51.100.1", "2001:db8:51::1", 80, 53),
-            at("198.51.100.2", "2001:db8:51::2", 80, 53),
-            at("172.18.0.2", "fd00:172:18::2", 30080, 30053),
-        ] {
-            for client in ["pod3", "ext", "peer", "node"] {
-                check(&scene, client, &external, &masqueraded);
-            }
+/// Asserts what clients get from [`Services::dual`].
+///
+/// `unlisted` is what a process of the node gets for a datagram to a port that no Service has: `unreachable` if the
+/// output hook rejects it.
+#[track_caller]
+fn check_dual(clients: Clients<'_>, unlisted: &str) {
+    let both = ["pod1/client", "podB1/client"];
+    let masqueraded = ["pod1/node", "podB1/node"];
+
+    let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
+    check_in(clients, "pod3", &cluster_ip, &both);
+    check_in(clients, "ext", &cluster_ip, &masqueraded);
+    check_in(clients, "node", &cluster_ip, &masqueraded);
+    check_in(clients, "pod1", &cluster_ip, &["pod1/node", "podB1/client"]);
+    for external in [
+        at("198.51.100.1", "2001:db8:51::1", 80, 53),
+        at("198.51.100.2", "2001:db8:51::2", 80, 53),
+        at("172.18.0.2", "fd00:172:18::2", 30080, 30053),
+    ] {
+        for client in ["pod3", "ext", "peer", "node"] {
+            check_in(clients, client, &external, &masqueraded);
         }
-        for local in [
-            at("198.51.100.3", "2001:db8:51::3", 80, 53),
-            at("198.51.100.4", "2001:db8:51::4", 80, 53),
-            at("172.18.0.2", "fd00:172:18::2", 30081, 30054),
-        ] {
-            check(&scene, "ext", &local, &["pod2/client"]);
-            check(&scene, "pod3", &local, &["pod2/client", "podB1/client"]);
-            check(&scene, "node", &local, &["pod2/node", "podB1/node"]);
+    }
+    for local in [
+        at("198.51.100.3", "2001:db8:51::3", 80, 53),
+        at("198.51.100.4", "2001:db8:51::4", 80, 53),
+        at("172.18.0.2", "fd00:172:18::2", 30081, 30054),
+    ] {
+        check_in(clients, "ext", &local, &["pod2/client"]);
+        check_in(clients, "pod3", &local, &["pod2/client", "podB1/client"]);
+        check_in(clients, "node", &local, &["pod2/node", "podB1/node"]);
+    }
+    let ranged = at("198.51.100.5", "2001:db8:51::5", 80, 53);
+    check_in(clients, "ext", &ranged, &["pod1/node"]);
+    check_in(clients, "node", &ranged, &["pod1/node"]);
+    check_in(clients, "ext2", &ranged[..1], &["timeout"]);
+    check_in(clients, "pod3", &ranged[3..], &["timeout"]);
+    for empty in [
+        at("10.96.4.1", "fd00:10:96::4:1", 80, 53),
+        at("198.51.100.6", "2001:db8:51::6", 80, 53),
+        at("172.18.0.2", "fd00:172:18::2", 30084, 30055),
+    ] {
+        for client in ["pod3", "ext", "peer"] {
+            check_in(clients, client, &empty, &["refused"]);
         }
-        let ranged = at("198.51.100.5", "2001:db8:51::5", 80, 53);
-        check(&scene, "ext", &ranged, &["pod1/node"]);
-        check(&scene, "node", &ranged, &["pod1/node"]);
-        check(&scene, "ext2", &ranged[..1], &["timeout"]);
-        check(&scene, "pod3", &ranged[3..], &["timeout"]);
-        for empty in [
-            at("10.96.4.1", "fd00:10:96::4:1", 80, 53),
-            at("198.51.100.6", "2001:db8:51::6", 80, 53),
-            at("172.18.0.2", "fd00:172:18::2", 30084, 30055),
-        ] {
-            for client in ["pod3", "ext", "peer"] {
-                check(&scene, client, &empty, &["refused"]);
-            }
-            // The output hook rejects a datagram of the node itself, so sendto(2) returns EPERM.
-            let [tcp, udp, tcp6, udp6] = empty;
-            check(&scene, "node", &[tcp, tcp6], &["refused"]);
-            check(&scene, "node", &[udp, udp6], &["unreachable"]);
-        }
-        // The node's daemons listen on all addresses. Clients reach them at the node's own addresses, but
-        // not at service addresses.
-        let no_service = at("10.96.1.1", "fd00:10:96::1", 9999, 9999);
-        for client in ["pod3", "ext", "node"] {
-            check(&scene, client, &no_service, &["refused"]);
-        }
-        let ssh = ["tcp 172.18.0.2:22", "tcp [fd00:172:18::2]:22"].map(String::from);
-        check(&scene, "ext", &ssh, &["HOST/client"]);
-    });
+        // The output hook rejects a datagram of the node itself, so sendto(2) returns EPERM.
+        let [tcp, udp, tcp6, udp6] = empty;
+        check_in(clients, "node", &[tcp, tcp6], &["refused"]);
+        check_in(clients, "node", &[udp, udp6], &["unreachable"]);
+    }
+    // The node's daemons listen on all addresses. Clients reach them at the node's own addresses, but
+    // not at service addresses.
+    let no_service = at("10.96.1.1", "fd00:10:96::1", 9999, 9999);
+    for client in ["pod3", "ext"] {
+        check_in(clients, client, &no_service, &["refused"]);
+    }
+    let [tcp, udp, tcp6, udp6] = no_service;
+    check_in(clients, "node", &[tcp, tcp6], &["refused"]);
+    check_in(clients, "node", &[udp, udp6], &[unlisted]);
+    let ssh = ["tcp 172.18.0.2:22", "tcp [fd00:172:18::2]:22"].map(String::from);
+    check_in(clients, "ext", &ssh, &["HOST/client"]);
 }
 
 #[test]

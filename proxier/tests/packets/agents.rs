@@ -108,7 +108,7 @@ fn answers_stay(scene: &Scene, is_checked: impl Fn(&Row) -> bool) {
     let rows = observed::rows(KUBE_PROXY).into_iter().filter(is_checked);
     let rows: Vec<Row> = rows.collect();
     assert!(rows.len() >= 10, "{}", rows.len());
-    let differences = observed::differences(&rows, scene);
+    let differences = observed::differences(&rows, scene.clients());
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 

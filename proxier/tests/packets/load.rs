@@ -29,7 +29,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(8);
 pub(super) struct Tally {
     pub(super) asked: usize,
     /// The positions of the questions that were not answered.
-    lost: Vec<usize>,
+    pub(super) lost: Vec<usize>,
     /// How many questions of a forbidden client were answered.
     pub(super) let_through: usize,
 }
@@ -93,7 +93,7 @@ fn resolver(to: SocketAddr, is_over: &AtomicBool) -> Tally {
 }
 
 /// Asks each question in a new flow.
-fn newcomer(to: SocketAddr, is_over: &AtomicBool) -> Tally {
+pub(super) fn newcomer(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     let mut tally = Tally::default();
     while !is_over.load(Ordering::Relaxed) && tally.asked < MOST_FLOWS {
         tally.count(is_reply(&ask_udp_within(to, PATIENCE)));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::scene::Scene;
+use super::scene::Clients;
 
 /// The answers that a client received at a frontend.
 #[derive(Debug)]
@@ -125,16 +125,16 @@ const DOCUMENTED: [(&str, &[&str], &[&str]); 19] = [
 const AFFINITY: &str = "tcp 10.96.1.4:80";
 
 /// Asks all frontends again. Returns how the answers differ from those of `rows`.
-pub(crate) fn differences(rows: &[Row], scene: &Scene) -> Vec<String> {
+pub(crate) fn differences(rows: &[Row], clients: Clients<'_>) -> Vec<String> {
     let gets_none = |row: &&Row| row.expected().contains("timeout");
     let (unanswered, answered): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(gets_none);
     let questions: Vec<_> = unanswered
         .iter()
         .map(|row| (&*row.client, &*row.frontend))
         .collect();
-    let answers = scene.ask_at_once(&questions).into_iter();
+    let answers = clients.ask_at_once(&questions).into_iter();
     let asked_at_once = unanswered.into_iter().zip(answers);
-    let asked_in_turn = answered.into_iter().map(|row| (row, row.ask(scene)));
+    let asked_in_turn = answered.into_iter().map(|row| (row, row.ask(clients)));
     asked_at_once
         .chain(asked_in_turn)
         .filter_map(|(row, answers)| row.difference(&answers))
@@ -142,12 +142,13 @@ pub(crate) fn differences(rows: &[Row], scene: &Scene) -> Vec<String> {
 }
 
 impl Row {
-    fn ask(&self, scene: &Scene) -> BTreeSet<String> {
-        let times = match self.expected().len() {
+    fn ask(&self, clients: Clients<'_>) -> BTreeSet<String> {
+        let expected = self.expected();
+        let times = match expected.len() {
             0 | 1 => 2,
             several => 3 * several,
         };
-        scene.ask(&self.client, &self.frontend, times)
+        clients.ask_for(&self.client, &self.frontend, &expected, times)
     }
 
     /// Returns how the answers differ, if they do.

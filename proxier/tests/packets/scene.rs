@@ -34,7 +34,26 @@ pub(crate) struct Scene {
 /// saw an address of the node or the service address.
 pub(crate) type Answers = BTreeSet<String>;
 
-fn cluster_networks() -> LocalMode {
+/// Returns the network of the conformance data.
+pub(crate) fn network() -> Cluster {
+    let cluster = Cluster::conformance();
+    // In the network of the conformance data, podB2 has an IPv6 address. The lab's has none.
+    let six = "fd00:244:2::3";
+    cluster
+        .pod_b2
+        .exec(&["ip", "address", "add", six, "dev", "eth0", "nodad"]);
+    let default = ["ip", "-6", "route", "add", "default", "via", "fe80::1"];
+    cluster
+        .pod_b2
+        .exec(&[&default[..], &["dev", "eth0"]].concat());
+    let here = ["ip", "-6", "route", "add", six, "dev", "veth-podB2"];
+    cluster.peer.exec(&here);
+    let there = ["ip", "-6", "route", "add", six, "via", "fd00:172:18::3"];
+    cluster.node.exec(&there);
+    cluster
+}
+
+pub(crate) fn cluster_networks() -> LocalMode {
     let networks = ["10.244.0.0/16", "fd00:244::/32"];
     LocalMode::ClusterCidr(networks.map(|text| text.parse::<Cidr>().unwrap()).into())
 }
@@ -51,21 +70,7 @@ impl Scene {
         form: ServiceAddresses,
         configure: impl FnOnce(&mut FilterConfig),
     ) -> Self {
-        let cluster = Cluster::conformance();
-        // In the network of the conformance data, podB2 has an IPv6 address. The lab's has none.
-        let six = "fd00:244:2::3";
-        cluster
-            .pod_b2
-            .exec(&["ip", "address", "add", six, "dev", "eth0", "nodad"]);
-        let default = ["ip", "-6", "route", "add", "default", "via", "fe80::1"];
-        cluster
-            .pod_b2
-            .exec(&[&default[..], &["dev", "eth0"]].concat());
-        let here = ["ip", "-6", "route", "add", six, "dev", "veth-podB2"];
-        cluster.peer.exec(&here);
-        let there = ["ip", "-6", "route", "add", six, "via", "fd00:172:18::3"];
-        cluster.node.exec(&there);
-
+        let cluster = network();
         let mut packets = FilterConfig {
             local_mode: cluster_networks(),
             ..FilterConfig::default()
@@ -119,9 +124,41 @@ impl Scene {
         nft(&self.cluster.node, commands);
     }
 
-    /// Returns the host `name`.
-    pub(crate) fn client(&self, name: &str) -> &Host {
+    /// Returns the clients of the network. The scheduler takes turns, so a few requests reach all endpoints.
+    pub(crate) fn clients(&self) -> Clients<'_> {
+        let rounds = 1;
         let cluster = &self.cluster;
+        Clients { cluster, rounds }
+    }
+
+    /// As [`Clients::host`].
+    pub(crate) fn client(&self, name: &str) -> &Host {
+        self.clients().host(name)
+    }
+
+    /// As [`Clients::ask`].
+    pub(crate) fn ask(&self, client: &str, frontend: &str, times: usize) -> Answers {
+        self.clients().ask(client, frontend, times)
+    }
+
+    /// As [`Clients::ask_at_once`].
+    pub(crate) fn ask_at_once(&self, questions: &[(&str, &str)]) -> Vec<Answers> {
+        self.clients().ask_at_once(questions)
+    }
+}
+
+/// The hosts of the network as clients.
+#[derive(Clone, Copy)]
+pub(crate) struct Clients<'a> {
+    pub(crate) cluster: &'a Cluster,
+    /// How often requests are repeated at most until all expected answers have come.
+    pub(crate) rounds: usize,
+}
+
+impl<'a> Clients<'a> {
+    /// Returns the host `name`.
+    pub(crate) fn host(self, name: &str) -> &'a Host {
+        let cluster = self.cluster;
         match name {
             "pod1" => &cluster.pod1,
             "pod2" => &cluster.pod2,
@@ -138,22 +175,40 @@ impl Scene {
 
     /// Sends requests from `client` to `frontend` and returns the different answers, in the words of the
     /// conformance data.
-    pub(crate) fn ask(&self, client: &str, frontend: &str, times: usize) -> Answers {
-        ask(self.client(client), client, frontend, times)
+    pub(crate) fn ask(self, client: &str, frontend: &str, times: usize) -> Answers {
+        ask(self.host(client), client, frontend, times)
     }
 
     /// Sends a request for each `(client, frontend)`, all at once, because each that gets no answer takes
     /// seconds. Returns the answers in the same order.
-    pub(crate) fn ask_at_once(&self, questions: &[(&str, &str)]) -> Vec<Answers> {
+    pub(crate) fn ask_at_once(self, questions: &[(&str, &str)]) -> Vec<Answers> {
         thread::scope(|scope| {
             let asked = questions.iter().map(|&(client, frontend)| {
-                let host = self.client(client);
+                let host = self.host(client);
                 scope.spawn(move || ask(host, client, frontend, 1))
             });
             let asked: Vec<_> = asked.collect();
             let answers = asked.into_iter().map(|it| it.join().unwrap());
             answers.collect()
         })
+    }
+
+    /// Sends `times` requests, again and again while some of the `expected` answers are missing and no other has come.
+    pub(crate) fn ask_for(
+        self,
+        client: &str,
+        frontend: &str,
+        expected: &Answers,
+        times: usize,
+    ) -> Answers {
+        let mut answers = Answers::new();
+        for _ in 0..self.rounds {
+            answers.extend(self.ask(client, frontend, times));
+            if answers == *expected || !answers.is_subset(expected) {
+                break;
+            }
+        }
+        answers
     }
 }
 

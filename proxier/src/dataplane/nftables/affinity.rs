@@ -1,0 +1,65 @@
+//! The learned endpoints of clients with session affinity.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use nftables::{Key, RulesClient, TransactionError, Value};
+
+use super::names::AFFINITY;
+use super::slots::Present;
+use super::{FAMILIES, ServiceTable};
+use crate::plan::frontend::Frontend;
+
+impl ServiceTable {
+    /// Makes the kernel forget the endpoints of clients that no longer serve the client's frontend.
+    ///
+    /// Needed after each change that takes an endpoint from a frontend with session affinity: until then its clients
+    /// are sent to that endpoint.
+    ///
+    /// # Cost
+    /// A dump of all clients of frontends with session affinity.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn forget_removed(&self, client: &mut RulesClient) -> Result<(), TransactionError> {
+        // The clients of a frontend follow each other seldom, so each frontend is read once.
+        let mut serving = BTreeMap::<Frontend, Present>::new();
+        for family in FAMILIES {
+            let Some(map) = self.table.sets.get(AFFINITY.of(family)) else {
+                continue;
+            };
+            client.forget(map, |key, endpoint| {
+                frontend(key).is_some_and(|frontend| {
+                    let serving = serving.entry(frontend);
+                    let serving = serving.or_insert_with(|| Present::of(&self.table, &frontend));
+                    !serving.has(endpoint)
+                })
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Present {
+    fn has(&self, endpoint: SocketAddr) -> bool {
+        self.first.contains(&endpoint) || self.outside.contains(&endpoint)
+    }
+}
+
+/// Returns the frontend in the key of a client.
+fn frontend(key: &Key) -> Option<Frontend> {
+    let mut parts = key.parts();
+    let address = match parts.next()? {
+        Value::V4(address) => IpAddr::from(address),
+        Value::V6(address) => address.into(),
+        _ => return None,
+    };
+    match (parts.next()?, parts.next()?) {
+        (Value::Protocol(protocol), Value::Port(port)) => Some(Frontend {
+            address,
+            protocol,
+            port,
+        }),
+        _ => None,
+    }
+}

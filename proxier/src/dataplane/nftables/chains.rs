@@ -1,0 +1,290 @@
+//! The chains and sets that do not depend on any Service.
+
+use std::sync::Arc;
+
+use nftables::{
+    Chain, Hook, KeyType, Match, NewMark, Reject, Relation, Rule, Selector, Set, SetKind,
+    Statement, Table, Verdict,
+};
+
+use super::clients::Clients;
+use super::names::*;
+use super::pick::{PREPARED, Pick};
+use super::slots::Draw;
+use super::{FAMILIES, NodeFacts, parts};
+use crate::cluster::model::{Cidr, Family, Networks, Protocol};
+use crate::dataplane::ipvs::filter::{FilterConfig, LocalMode, MarkBit};
+
+/// After connection tracking (-200), and before destination NAT.
+const BEFORE_NAT: i32 = -110;
+/// Before other programs' destination NAT (-100), which then skips the connection.
+const NAT: i32 = -101;
+/// After the kernel's destination NAT (-100), at which the NAT chains of all programs run.
+const AFTER_NAT: i32 = -99;
+/// Before other programs' source NAT (100).
+const SOURCE_NAT: Hook = Hook::NatPostrouting(99);
+/// After source NAT, where masquerading needs the bit.
+const LEAVING: Hook = Hook::Postrouting(300);
+/// After other programs' filters, for packets to processes of this node.
+const ARRIVING: Hook = Hook::Input(101);
+
+/// The most clients whose endpoints are remembered, for each family. A further client is served without affinity.
+const MOST_LEARNED: u32 = 262_144;
+
+/// Returns the table of a node without Services.
+pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts<'_>) -> Table {
+    let mut table = Table::default();
+    for family in FAMILIES {
+        sets(&mut table, family);
+    }
+    let health_checks = Set::new(HEALTH_CHECK_PORTS, [KeyType::Port], SetKind::Set);
+    table.add_set(health_checks);
+    let clients = Clients::on(config, node);
+    let on_new = |chain| [rule([Match::New.into(), goto(chain)])];
+    let dispatch = || [rule([goto(DISPATCH)])];
+    for chain in [
+        Chain::at(
+            "before-prerouting",
+            Hook::Prerouting(BEFORE_NAT),
+            on_new(NEW),
+        ),
+        Chain::at("before-output", Hook::Output(BEFORE_NAT), on_new(NEW)),
+        Chain::new(NEW, new()),
+        Chain::at("nat-prerouting", Hook::NatPrerouting(NAT), dispatch()),
+        Chain::at("nat-output", Hook::NatOutput(NAT), dispatch()),
+        Chain::new(DISPATCH, dispatching(config)),
+        Chain::at(
+            "after-prerouting",
+            Hook::Prerouting(AFTER_NAT),
+            on_new(AFTER),
+        ),
+        Chain::at("after-output", Hook::Output(AFTER_NAT), on_new(AFTER)),
+        Chain::new(AFTER, after()),
+        Chain::new(TRANSLATED, translated()),
+        Chain::at("postrouting", SOURCE_NAT, postrouting(config)),
+        Chain::at("leaving", LEAVING, [clear_bit(config.masquerade_bit)]),
+        Chain::at("arriving", ARRIVING, [clear_bit(config.masquerade_bit)]),
+        Chain::new(CLUSTER_IP, cluster_ip(config, node)),
+        Chain::new(LOCAL_ONLY, clients.local_only()),
+        Chain::new(INSIDE_ELSEWHERE, clients.elsewhere()),
+        Chain::new(NOT_HERE, clients.not_here()),
+        Chain::new(MASQUERADE, masquerade(config)),
+        Chain::new(REFUSE, refuse()),
+    ] {
+        table.add_chain(chain);
+    }
+    for slots in 1..=PREPARED {
+        let draw = Draw::Random;
+        let first = 0;
+        table.add_chain(Pick { draw, slots, first }.chain());
+    }
+    table
+}
+
+fn sets(table: &mut Table, family: Family) {
+    parts::sets(family).for_each(|set| table.add_set(set));
+    let address = KeyType::Address(family);
+    let client = [address, KeyType::Protocol, KeyType::Port, address];
+    let size = MOST_LEARNED;
+    let learned = SetKind::LearnedTargets { family, size };
+    table.add_set(Set::new(AFFINITY.of(family), client, learned));
+    for name in [SERVICE_ADDRESSES, PINGABLE] {
+        table.add_set(Set::new(name.of(family), [address], SetKind::Set));
+    }
+    let pair = [address, address];
+    table.add_set(Set::new(HAIRPIN.of(family), pair, SetKind::Set));
+}
+
+/// Rejects clients, and decides whether others are masqueraded.
+fn new() -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for map in [GUARDED, EXTERNAL_FRONTENDS] {
+        rules.extend(FAMILIES.map(|family| rule([frontend_map(family, map)])));
+    }
+    let cluster_ip =
+        FAMILIES.map(|it| rule([addressed_to(it, SERVICE_ADDRESSES), goto(CLUSTER_IP)]));
+    rules.extend(cluster_ip);
+    rules
+}
+
+/// Sends a connection to the pick of its frontend. What no other machine can answer, this one does: health checks at
+/// service addresses, and pings.
+fn dispatching(config: &FilterConfig) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for family in FAMILIES {
+        // Twice: before Linux 6.17, a lookup may miss an element that a transaction replaces.
+        let dispatch = || rule([frontend_map(family, FRONTENDS)]);
+        rules.extend([dispatch(), dispatch()]);
+    }
+    for family in FAMILIES {
+        let to = addressed_to(family, SERVICE_ADDRESSES);
+        let health_check = Statement::In {
+            key: [Selector::TcpDestinationPort].into(),
+            set: HEALTH_CHECK_PORTS.into(),
+        };
+        rules.push(rule([to, health_check, Statement::Redirect]));
+        if config.answer_ping {
+            let ping = Match::EchoRequest(family);
+            let to = addressed_to(family, PINGABLE);
+            rules.push(rule([ping.into(), to, Statement::Redirect]));
+        }
+    }
+    rules
+}
+
+/// Learns endpoints, and rejects connections to service addresses that no frontend took.
+fn after() -> Vec<Rule> {
+    let translated = rule([Match::Translated.into(), goto(TRANSLATED)]);
+    let refuse = FAMILIES.map(|it| rule([addressed_to(it, SERVICE_ADDRESSES), goto(REFUSE)]));
+    [translated].into_iter().chain(refuse).collect()
+}
+
+fn translated() -> Vec<Rule> {
+    let sticky = FAMILIES.map(|family| {
+        rule([Statement::VerdictMap {
+            key: original_key(family),
+            map: STICKY.of(family).into(),
+        }])
+    });
+    sticky.into()
+}
+
+fn postrouting(config: &FilterConfig) -> Vec<Rule> {
+    let has_ports = || Match::Protocol([Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into());
+    let masquerade = || Statement::Masquerade {
+        ports: 1_024..=u16::MAX,
+    };
+    let marked = Match::HasMark(config.masquerade_bit.mark());
+    let mut rules = vec![rule([marked.into(), has_ports().into(), masquerade()])];
+    for family in FAMILIES {
+        // An endpoint that reaches itself would answer itself directly, because its own address is the source.
+        let hairpin = Statement::In {
+            key: [Selector::Source(family), Selector::Destination(family)].into(),
+            set: HAIRPIN.of(family).into(),
+        };
+        let is_translated = Match::Translated.into();
+        rules.push(rule([
+            is_translated,
+            hairpin,
+            has_ports().into(),
+            masquerade(),
+        ]));
+    }
+    rules
+}
+
+/// Masquerades connections to cluster IPs from outside the cluster.
+///
+/// Without masquerading, the answers would not return through this node. Connections of the node itself are
+/// masqueraded too, unless `--detect-local-mode` matches them.
+fn cluster_ip(config: &FilterConfig, node: &NodeFacts<'_>) -> Vec<Rule> {
+    if config.masquerade_all {
+        return vec![rule([goto(MASQUERADE)])];
+    }
+    let outside = |outside: Match| rule([outside.into(), goto(MASQUERADE)]);
+    let networks: &[Cidr] = match &config.local_mode {
+        LocalMode::ClusterCidr(networks) => networks,
+        LocalMode::NodeCidr => node.pod_networks,
+        LocalMode::BridgeInterface(name) => {
+            return vec![outside(Match::InputInterface(
+                Relation::IsNot,
+                name.clone(),
+            ))];
+        }
+        LocalMode::InterfaceNamePrefix(prefix) => {
+            let devices = Match::InputInterfacePrefix(Relation::IsNot, prefix.clone());
+            return vec![outside(devices)];
+        }
+    };
+    let mut rules = Vec::new();
+    for family in FAMILIES {
+        rules.push(match networks_of(family, networks) {
+            Some(inside) => outside(Match::Source(Relation::IsNot, inside)),
+            // Without networks, inside and outside look the same. Only a service address as the source is certainly
+            // this node, and the endpoint's node may have the same one.
+            None => {
+                let from = Statement::In {
+                    key: [Selector::Source(family)].into(),
+                    set: SERVICE_ADDRESSES.of(family).into(),
+                };
+                rule([from, goto(MASQUERADE)])
+            }
+        });
+    }
+    rules
+}
+
+/// Sets the masquerade bit, except on packets from loopback addresses, which stay on this node.
+fn masquerade(config: &FilterConfig) -> Vec<Rule> {
+    let loopback = [(Family::V4, "127.0.0.0/8"), (Family::V6, "::1/128")];
+    let [v4, v6] = loopback.map(|(family, network)| {
+        let networks = Networks::new(family, network.parse::<Cidr>());
+        let from = Match::Source(Relation::Is, networks);
+        rule([from.into(), Verdict::Return.into()])
+    });
+    // Only a bit, because the other bits of the mark belong to other programs.
+    let mark = NewMark::With(config.masquerade_bit.mark());
+    vec![v4, v6, rule([Statement::SetMark(mark)])]
+}
+
+/// Rejects connections as the kernel answers at a port without a listener, so that clients do not wait.
+fn refuse() -> Vec<Rule> {
+    let tcp = Match::Protocol([Protocol::Tcp].into());
+    vec![
+        rule([tcp.into(), Statement::Reject(Reject::TcpReset)]),
+        rule([Statement::Reject(Reject::PortUnreachable)]),
+    ]
+}
+
+fn clear_bit(bit: MarkBit) -> Rule {
+    let bit = bit.mark();
+    let cleared = Statement::SetMark(NewMark::Without(bit));
+    rule([Match::HasMark(bit).into(), cleared])
+}
+
+pub(super) fn networks_of(family: Family, networks: &[Cidr]) -> Option<Networks> {
+    let networks = Networks::new(family, networks.iter().copied());
+    (!networks.is_empty()).then_some(networks)
+}
+
+fn frontend_map(family: Family, map: PerFamily) -> Statement {
+    Statement::VerdictMap {
+        key: frontend_key(family),
+        map: map.of(family).into(),
+    }
+}
+
+/// Returns the values of a packet that are the key of its frontend.
+pub(super) fn frontend_key(family: Family) -> Box<[Selector]> {
+    [
+        Selector::Destination(family),
+        Selector::Protocol,
+        Selector::DestinationPort,
+    ]
+    .into()
+}
+
+/// Returns the values of a translated packet that are the key of its frontend.
+pub(super) fn original_key(family: Family) -> Box<[Selector]> {
+    [
+        Selector::OriginalDestination(family),
+        Selector::Protocol,
+        Selector::OriginalDestinationPort,
+    ]
+    .into()
+}
+
+fn addressed_to(family: Family, set: PerFamily) -> Statement {
+    Statement::In {
+        key: [Selector::Destination(family)].into(),
+        set: set.of(family).into(),
+    }
+}
+
+pub(super) fn goto(chain: &str) -> Statement {
+    Verdict::Goto(Arc::from(chain)).into()
+}
+
+pub(super) fn rule<const N: usize>(statements: [Statement; N]) -> Rule {
+    Rule::new(statements)
+}

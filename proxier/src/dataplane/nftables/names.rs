@@ -1,0 +1,99 @@
+//! The names of sets, maps and chains.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::cluster::model::Family;
+use crate::plan::frontend::Frontend;
+
+/// The names of a set for each family.
+#[derive(Clone, Copy)]
+pub(super) struct PerFamily {
+    v4: &'static str,
+    v6: &'static str,
+}
+
+impl PerFamily {
+    pub(super) fn of(self, family: Family) -> &'static str {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
+    }
+}
+
+macro_rules! per_family {
+    ($name:literal) => {
+        PerFamily {
+            v4: concat!($name, "-4"),
+            v6: concat!($name, "-6"),
+        }
+    };
+}
+
+/// The frontends with endpoints, each with the chain of its pick.
+pub(super) const FRONTENDS: PerFamily = per_family!("frontends");
+/// Each slot of each frontend, with the address and port of its endpoint.
+pub(super) const ENDPOINTS: PerFamily = per_family!("endpoints");
+/// The frontends that reject some or all clients, with the chain that does so.
+pub(super) const GUARDED: PerFamily = per_family!("guarded");
+/// The frontends for clients outside the cluster, with the chain that decides about masquerading. At other frontends,
+/// [`CLUSTER_IP`] does.
+pub(super) const EXTERNAL_FRONTENDS: PerFamily = per_family!("external");
+/// The frontends with session affinity, with the chain that learns the client's endpoint.
+pub(super) const STICKY: PerFamily = per_family!("sticky");
+/// The endpoint of each client of a frontend with session affinity. Packets add them.
+pub(super) const AFFINITY: PerFamily = per_family!("affinity");
+/// The addresses that belong to Services only.
+pub(super) const SERVICE_ADDRESSES: PerFamily = per_family!("service-addresses");
+/// The service addresses with endpoints, which answer pings.
+pub(super) const PINGABLE: PerFamily = per_family!("pingable");
+/// Each endpoint on this node, as a pair of equal source and destination addresses.
+pub(super) const HAIRPIN: PerFamily = per_family!("hairpin");
+/// The health-check node ports.
+pub(super) const HEALTH_CHECK_PORTS: &str = "health-check-ports";
+
+/// Decides about new connections before NAT.
+pub(super) const NEW: &str = "new";
+/// Finds the pick of a new connection's frontend.
+pub(super) const DISPATCH: &str = "dispatch";
+/// Decides about new connections after NAT.
+pub(super) const AFTER: &str = "after";
+/// Learns the endpoints of clients with session affinity.
+pub(super) const TRANSLATED: &str = "translated";
+/// Decides about masquerading for connections to cluster IPs.
+pub(super) const CLUSTER_IP: &str = "cluster-ip";
+/// Decides about masquerading for connections to external frontends with policy Local.
+pub(super) const LOCAL_ONLY: &str = "local-only";
+/// Masquerades connections from inside the cluster, unless their client is on this node.
+pub(super) const INSIDE_ELSEWHERE: &str = "inside-elsewhere";
+/// Sets the masquerade bit.
+pub(super) const MASQUERADE: &str = "mark-masquerade";
+/// Rejects connections.
+pub(super) const REFUSE: &str = "refuse";
+/// Drops connections from outside the cluster.
+pub(super) const NOT_HERE: &str = "not-here";
+
+/// The beginning of the name of a chain that learns.
+const LEARN: &str = "learn-";
+
+/// Returns the name of the chain that learns endpoints for so long.
+pub(super) fn learn(seconds: u32) -> Arc<str> {
+    format!("{LEARN}{seconds}").into()
+}
+
+/// Returns the name of the chain that admits only certain sources to `frontend`.
+pub(super) fn ranges(frontend: &Frontend) -> Arc<str> {
+    let protocol = frontend.protocol.to_string().to_lowercase();
+    let address = match frontend.address {
+        IpAddr::V4(address) => address.to_string(),
+        // Names may not contain colons.
+        IpAddr::V6(address) => address.to_string().replace(':', "_"),
+    };
+    format!("ranges-{protocol}-{address}-{}", frontend.port).into()
+}
+
+/// Returns whether frontends share the chain, which exists on demand.
+pub(super) fn is_shared(name: &str) -> bool {
+    name.starts_with(LEARN) || name.contains('/')
+}

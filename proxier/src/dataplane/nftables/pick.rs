@@ -1,0 +1,160 @@
+//! Picks: the chains that choose a frontend's endpoint.
+
+use std::fmt;
+use std::sync::Arc;
+
+use nftables::{Chain, Match, Rule, Selector, Statement, Verdict};
+
+use super::FAMILIES;
+use super::chains::{frontend_key, goto, rule};
+use super::names::{AFFINITY, ENDPOINTS};
+use super::slots::{Draw, OUTSIDE};
+use crate::cluster::model::Family;
+
+/// The most slots whose random pick exists from the start, so that a change of an endpoint adds no chain.
+pub(super) const PREPARED: u32 = 64;
+
+/// A choice among the slots of a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pick {
+    pub(super) draw: Draw,
+    /// The number of slots, at least 1.
+    pub(super) slots: u32,
+    /// The first slot.
+    pub(super) first: u32,
+}
+
+/// The way of a frontend's clients to their endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// All clients have the same endpoints.
+    One(Pick),
+    /// Clients inside the cluster have other endpoints than clients outside. `None` are none, and a guard rejects the
+    /// client.
+    Split {
+        inside: Option<Pick>,
+        outside: Option<Pick>,
+    },
+}
+
+impl Way {
+    /// Returns the chains of this way, and the name of the first. `sticky` looks for a learned endpoint before.
+    pub(super) fn chains(self, sticky: bool, inside: &[Match]) -> (Vec<Chain>, Arc<str>) {
+        let picks = match self {
+            Self::One(pick) => [Some(pick), None],
+            Self::Split { inside, outside } => [inside, outside],
+        };
+        let mut chains: Vec<Chain> = picks.into_iter().flatten().map(Pick::chain).collect();
+        let mut name: Arc<str> = self.to_string().into();
+        if let Self::Split {
+            inside: first,
+            outside,
+        } = self
+        {
+            let then = first.map_or_else(|| Verdict::Return.into(), |pick| goto(&pick.name()));
+            let of_inside = |client: &Match| Rule::new([client.clone().into(), then.clone()]);
+            let mut rules: Vec<Rule> = inside.iter().map(of_inside).collect();
+            rules.extend(outside.map(|pick| rule([goto(&pick.name())])));
+            chains.push(Chain::new(name.clone(), rules));
+        }
+        if sticky {
+            let then = name;
+            name = format!("sticky/{then}").into();
+            chains.push(Chain::new(name.clone(), learned_first(&then)));
+        }
+        (chains, name)
+    }
+}
+
+impl Pick {
+    /// Returns the name of its chain.
+    pub(super) fn name(self) -> Arc<str> {
+        match self.draw {
+            Draw::Random if self.slots <= PREPARED && self.first == 0 => self.to_string().into(),
+            // The slash tells the chains that exist on demand.
+            _ => format!("pick/{self}").into(),
+        }
+    }
+
+    /// Returns its chain.
+    ///
+    /// A frontend's last slot may be deleted while a packet is on its way there, and before Linux 6.17 a lookup may
+    /// miss an element that a transaction replaces. A connection that misses is not translated for its whole life. So
+    /// the second rule takes the first slot, which exists as long as the frontend has endpoints.
+    pub(super) fn chain(self) -> Chain {
+        let mut rules = Vec::new();
+        for family in FAMILIES {
+            if self.slots > 1 {
+                rules.push(translate(family, self.number(family)));
+            }
+            rules.push(translate(family, Selector::Number(self.first)));
+        }
+        Chain::new(self.name(), rules)
+    }
+
+    fn number(self, family: Family) -> Selector {
+        let (count, first) = (self.slots, self.first);
+        match self.draw {
+            Draw::Random => Selector::Random { count, first },
+            Draw::Client | Draw::ClientPort => Selector::SourceHash {
+                family,
+                with_port: self.draw == Draw::ClientPort,
+                count,
+                first,
+            },
+        }
+    }
+}
+
+impl fmt::Display for Pick {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let draw = match self.draw {
+            Draw::Random => "random",
+            Draw::Client => "client",
+            Draw::ClientPort => "client-port",
+        };
+        let side = match self.first {
+            OUTSIDE => "-outside",
+            _ => "",
+        };
+        write!(f, "{draw}-{}{side}", self.slots)
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(pick) => f.write_str(&pick.name()),
+            Self::Split { inside, outside } => {
+                let name = |pick: &Option<Pick>| match pick {
+                    Some(pick) => pick.to_string(),
+                    None => "none".to_owned(),
+                };
+                write!(f, "inside/{}/{}", name(inside), name(outside))
+            }
+        }
+    }
+}
+
+fn translate(family: Family, number: Selector) -> Rule {
+    let key = frontend_key(family).into_iter().chain([number]);
+    rule([Statement::DestinationNat {
+        family,
+        key: key.collect(),
+        map: ENDPOINTS.of(family).into(),
+    }])
+}
+
+/// Returns the rules that send a client to the endpoint that it had, and others to `then`.
+fn learned_first(then: &str) -> Vec<Rule> {
+    let learned = FAMILIES.map(|family| {
+        let client = Selector::Source(family);
+        let key = frontend_key(family).into_iter().chain([client]);
+        rule([Statement::DestinationNat {
+            family,
+            key: key.collect(),
+            map: AFFINITY.of(family).into(),
+        }])
+    });
+    learned.into_iter().chain([rule([goto(then)])]).collect()
+}

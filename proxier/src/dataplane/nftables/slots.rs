@@ -1,0 +1,228 @@
+//! The slots of a frontend: which endpoints a number stands for.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use nftables::{Key, Table, Value};
+use schedulers::kernel::{Dh, Mh};
+use schedulers::{Balancer, Flags, MhTable, Options, Request};
+
+use super::names::ENDPOINTS;
+use crate::cluster::model::Family;
+use crate::plan::frontend::Frontend;
+use crate::plan::{Balancing, SelectedEndpoint};
+
+/// The first slot of the endpoints for clients outside the cluster, if clients inside reach others.
+pub(super) const OUTSIDE: u32 = 65_536;
+
+/// The most slots that weights give a frontend.
+const MOST_BY_WEIGHT: u64 = 1_024;
+
+/// The index of the table of mh: 251 slots. The kernel's 4,093 would cost a hundred times the memory of IPVS' table.
+const MH_INDEX: u32 = 8;
+
+/// How a connection gets its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Draw {
+    /// At random.
+    Random,
+    /// By a hash of the client's address.
+    Client,
+    /// By a hash of the client's address and port.
+    ClientPort,
+}
+
+/// The endpoints of the slots, in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Slots {
+    pub(super) draw: Draw,
+    pub(super) endpoints: Vec<SocketAddr>,
+}
+
+/// The slots that a frontend has in a table.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Present {
+    /// From 0 on.
+    pub(super) first: Vec<SocketAddr>,
+    /// From [`OUTSIDE`] on.
+    pub(super) outside: Vec<SocketAddr>,
+}
+
+impl Present {
+    pub(super) fn of(table: &Table, frontend: &Frontend) -> Self {
+        let Some(map) = table.sets.get(ENDPOINTS.of(frontend.family())) else {
+            return Self::default();
+        };
+        let from = |first: u32| {
+            let slots = (first..).map_while(|slot| map.target(&key(frontend, slot)));
+            slots.collect()
+        };
+        Self {
+            first: from(0),
+            outside: from(OUTSIDE),
+        }
+    }
+}
+
+/// Returns the key of a slot.
+pub(super) fn key(frontend: &Frontend, slot: u32) -> Key {
+    Key::new([
+        frontend.address.into(),
+        Value::Protocol(frontend.protocol),
+        Value::Port(frontend.port),
+        Value::Mark(slot),
+    ])
+}
+
+impl Slots {
+    /// Returns the slots of `endpoints` at `frontend`.
+    ///
+    /// nf_tables cannot count connections. So every scheduler that does is a random choice by weight.
+    pub(super) fn of(
+        frontend: &Frontend,
+        endpoints: &[SelectedEndpoint],
+        balancing: &Balancing,
+    ) -> Self {
+        let serving = endpoints.iter().filter(|endpoint| endpoint.weight > 0);
+        let serving: Vec<(SocketAddr, u16)> = serving
+            .map(|it| ((it.address, it.port).into(), it.weight))
+            .collect();
+        let by_client = if balancing.flags.port {
+            Draw::ClientPort
+        } else {
+            Draw::Client
+        };
+        let (draw, endpoints) = match &*balancing.scheduler {
+            "rr" | "lc" => {
+                let equal = serving.iter().map(|(endpoint, _)| *endpoint);
+                (Draw::Random, equal.collect())
+            }
+            "sh" => (by_client, by_weight(&serving)),
+            "mh" => (by_client, by_table(frontend.family(), &serving)),
+            "dh" => (Draw::Random, by_destination(frontend, &serving)),
+            "fo" => (Draw::Random, heaviest(&serving)),
+            _ => (Draw::Random, by_weight(&serving)),
+        };
+        Self { draw, endpoints }
+    }
+
+    /// Returns these slots in the order that changes the fewest `present` ones.
+    ///
+    /// A number that is drawn at random means nothing. A hash means the same endpoint on every node, so those slots
+    /// keep their order.
+    pub(super) fn like(self, present: &[SocketAddr]) -> Self {
+        if self.draw != Draw::Random {
+            return self;
+        }
+        let mut left = BTreeMap::<SocketAddr, usize>::new();
+        for endpoint in &self.endpoints {
+            *left.entry(*endpoint).or_default() += 1;
+        }
+        let mut take = |endpoint: &SocketAddr| {
+            let count = left.get_mut(endpoint).filter(|count| **count > 0)?;
+            *count -= 1;
+            Some(*endpoint)
+        };
+        let kept = present.iter().take(self.endpoints.len()).map(&mut take);
+        let mut kept: Vec<Option<SocketAddr>> = kept.collect();
+        kept.resize(self.endpoints.len(), None);
+        // The rest, in its order, fills the holes.
+        let mut rest = self.endpoints.iter().filter_map(take);
+        let filled = kept.into_iter();
+        let filled = filled.filter_map(|kept| kept.or_else(|| rest.next()));
+        Self {
+            draw: self.draw,
+            endpoints: filled.collect(),
+        }
+    }
+}
+
+/// Returns a slot for each unit of weight, after division by the greatest common divisor.
+fn by_weight(serving: &[(SocketAddr, u16)]) -> Vec<SocketAddr> {
+    let weights = || serving.iter().map(|(_, weight)| u64::from(*weight));
+    let divisor = weights().fold(0, gcd).max(1);
+    let total = weights().sum::<u64>() / divisor;
+    let slots = serving.iter().flat_map(|(endpoint, weight)| {
+        let weight = u64::from(*weight) / divisor;
+        let share = if total > MOST_BY_WEIGHT {
+            (weight * MOST_BY_WEIGHT / total).max(1)
+        } else {
+            weight
+        };
+        (0..share).map(|_| *endpoint)
+    });
+    slots.collect()
+}
+
+fn gcd(one: u64, other: u64) -> u64 {
+    match other {
+        0 => one,
+        _ => gcd(other, one % other),
+    }
+}
+
+/// Returns the table of mh; with more endpoints than it has slots, the slots of sh.
+fn by_table(family: Family, serving: &[(SocketAddr, u16)]) -> Vec<SocketAddr> {
+    let mut options = options(family);
+    options.mh_table = MhTable::from_index(MH_INDEX).unwrap_or_default();
+    let balancer = balancer(Mh::new(&options), &options, serving);
+    let rows = balancer.scheduler().rows().iter();
+    let rows = rows.map_while(|id| {
+        let server = balancer.servers().get((*id)?)?;
+        Some((server.address(), server.port()).into())
+    });
+    let rows: Vec<SocketAddr> = rows.collect();
+    if rows.is_empty() || serving.len() > rows.len() {
+        by_weight(serving)
+    } else {
+        rows
+    }
+}
+
+/// Returns the endpoint that dh picks: a frontend has one address.
+fn by_destination(frontend: &Frontend, serving: &[(SocketAddr, u16)]) -> Vec<SocketAddr> {
+    let options = options(frontend.family());
+    let mut balancer = balancer(Dh::default(), &options, serving);
+    let picked = balancer.pick(&Request {
+        // dh reads neither client nor port.
+        source: frontend.address,
+        source_port: 0,
+        destination: frontend.address,
+        destination_port: frontend.port,
+        at: Duration::ZERO,
+    });
+    let server = picked.and_then(|id| balancer.servers().get(id));
+    let endpoint = server.map(|server| (server.address(), server.port()).into());
+    endpoint.into_iter().collect()
+}
+
+/// Returns the endpoint that fo picks: the first with the greatest weight.
+fn heaviest(serving: &[(SocketAddr, u16)]) -> Vec<SocketAddr> {
+    let first = serving.iter().rev().max_by_key(|(_, weight)| *weight);
+    first.map(|(endpoint, _)| *endpoint).into_iter().collect()
+}
+
+fn options(family: Family) -> Options {
+    Options {
+        family: match family {
+            Family::V4 => schedulers::Family::V4,
+            Family::V6 => schedulers::Family::V6,
+        },
+        flags: Flags::default(),
+        ..Options::default()
+    }
+}
+
+fn balancer<S: schedulers::Scheduler>(
+    scheduler: S,
+    options: &Options,
+    serving: &[(SocketAddr, u16)],
+) -> Balancer<S> {
+    let mut balancer = Balancer::new(scheduler, options);
+    for (endpoint, weight) in serving {
+        // Fails for a duplicate or a wrong family, neither of which is in a plan.
+        let _ = balancer.add(*endpoint, (*weight).into());
+    }
+    balancer
+}

@@ -1,0 +1,299 @@
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::cluster::model::{Networks, TrafficPolicy};
+use crate::plan::{InsidePlan, Profile, Scope, SelectedEndpoint, example};
+
+const FRONTEND_ADDRESSES: [&str; 2] = ["10.96.0.1", "fd00:10:96::1"];
+
+/// Returns one of four frontends.
+fn frontend(index: usize) -> Frontend {
+    Frontend {
+        address: FRONTEND_ADDRESSES[index % 2].parse().unwrap(),
+        protocol: Protocol::Tcp,
+        port: if index < 2 { 80 } else { 443 },
+    }
+}
+
+/// Returns the endpoint with this number and weight, in the family of `frontend`.
+fn endpoint(frontend: &Frontend, number: u8, weight: u16) -> SelectedEndpoint {
+    let address = match frontend.family() {
+        Family::V4 => IpAddr::from([10, 244, 0, number]),
+        Family::V6 => IpAddr::from([0xfd00, 0x244, 0, 0, 0, 0, 0, number.into()]),
+    };
+    SelectedEndpoint {
+        address,
+        port: 8080,
+        weight,
+    }
+}
+
+/// A plan of a frontend as numbers.
+#[derive(Clone, Debug)]
+struct Draft {
+    scheduler: &'static str,
+    /// Weights by the number of the endpoint; `None` is no endpoint.
+    weights: Vec<Option<u16>>,
+    /// The endpoints with smaller numbers are on this node, if clients inside and outside reach others.
+    split: Option<u8>,
+    affinity_secs: Option<u32>,
+    scope: Scope,
+    has_ranges: bool,
+}
+
+impl Draft {
+    fn plan(&self, frontend: &Frontend) -> FrontendPlan {
+        let mut plan = example::cluster_ip(&[]);
+        let mut all = Vec::new();
+        for (number, weight) in (0..).zip(&self.weights) {
+            all.extend(weight.map(|weight| endpoint(frontend, number, weight)));
+        }
+        let mut profile = Profile::clone(&plan.profile);
+        profile.balancing.scheduler = self.scheduler.into();
+        profile.balancing.affinity_secs = self.affinity_secs;
+        profile.access.scope = self.scope;
+        let family = frontend.family();
+        let range = ["203.0.113.0/24", "2001:db8::/32"].map(|text| text.parse::<Cidr>());
+        let ranges = Networks::new(family, range.into_iter().flatten());
+        profile.access.source_ranges = self.has_ranges.then_some(ranges);
+        let serves = |endpoints: &[SelectedEndpoint]| endpoints.iter().any(|it| it.weight > 0);
+        let mut own = all.clone();
+        if let Some(here) = self.split {
+            own.truncate(here.into());
+            profile.access.policy = TrafficPolicy::Local;
+            plan.inside = Some(Box::new(InsidePlan {
+                balancing: profile.balancing.clone(),
+                endpoints: all.clone().into(),
+            }));
+        }
+        profile.access.endpoints = match (serves(&own), serves(&all)) {
+            (true, _) => Availability::Usable,
+            (false, true) => Availability::RemoteOnly,
+            (false, false) => Availability::None,
+        };
+        plan.profile = Arc::new(profile);
+        plan.endpoints = own.into();
+        plan
+    }
+}
+
+fn draft() -> impl Strategy<Value = Draft> {
+    let scheduler = prop::sample::select(vec!["rr", "wrr", "sh", "mh", "dh", "fo", "lc", "wlc"]);
+    let scope = prop::sample::select(vec![Scope::Internal, Scope::External, Scope::NodePort]);
+    let weight = prop::option::weighted(0.7, prop::sample::select(vec![0, 1, 1, 1, 2, 3]));
+    (
+        scheduler,
+        vec(weight, 0..6),
+        prop::option::weighted(0.3, 0..6_u8),
+        prop::option::weighted(0.3, prop::sample::select(vec![60, 10_800])),
+        scope,
+        any::<bool>(),
+    )
+        .prop_map(
+            |(scheduler, weights, split, affinity_secs, scope, has_ranges)| Draft {
+                scheduler,
+                weights,
+                split: split.filter(|_| scope != Scope::Internal),
+                affinity_secs,
+                scope,
+                has_ranges,
+            },
+        )
+}
+
+/// A kernel's table, which refuses what the kernel refuses.
+struct Kernel(Table);
+
+impl Kernel {
+    fn apply(&mut self, commands: &[Command]) {
+        for command in commands {
+            let set = |name: &Arc<str>| &self.0.sets[name];
+            match command {
+                Command::AddElement(name, element) => {
+                    assert!(!set(name).contains(&element.key), "{command:?}");
+                    if let Some(Verdict::Goto(chain) | Verdict::Jump(chain)) = &element.verdict {
+                        assert!(self.0.chains.contains_key(chain), "{command:?}");
+                    }
+                }
+                Command::AddTarget(name, key, _) => {
+                    assert!(!set(name).contains(key), "{command:?}");
+                }
+                Command::DeleteElement(name, key) => {
+                    assert!(set(name).contains(key), "{command:?}");
+                }
+                Command::AddChain(name, _) => {
+                    assert!(!self.0.chains.contains_key(name), "{command:?}");
+                }
+                Command::AddRule(_, rule) => {
+                    for statement in rule.statements() {
+                        if let Statement::Verdict(Verdict::Goto(chain)) = statement {
+                            assert!(self.0.chains.contains_key(chain), "{command:?}");
+                        }
+                    }
+                }
+                _ => {}
+            }
+            self.0.apply(command);
+        }
+    }
+}
+
+fn config() -> FilterConfig {
+    FilterConfig::default()
+}
+
+/// Returns the table without the slots, and the slots of each frontend; those that are drawn at random in order.
+fn parts_of(table: &Table, desired: &Desired) -> (Table, BTreeMap<Frontend, [Vec<SocketAddr>; 2]>) {
+    let mut rest = table.clone();
+    let mut slots = BTreeMap::new();
+    for index in 0..4 {
+        let frontend = frontend(index);
+        let present = Present::of(table, &frontend);
+        let mut lists = [present.first, present.outside];
+        let plan = desired.frontends.get(&frontend);
+        let scheduler = plan.map_or("", |plan| &plan.profile.balancing.scheduler);
+        if !["sh", "mh"].contains(&scheduler) {
+            lists.iter_mut().for_each(|list| list.sort());
+        }
+        slots.insert(frontend, lists);
+        let name = names::ENDPOINTS.of(frontend.family());
+        let without = rest.sets[name].without_elements();
+        rest.add_set(without);
+    }
+    (rest, slots)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_followed_plan_gives_the_table_from_scratch(
+        history in vec((0..4_usize, prop::option::weighted(0.8, draft())), 1..12),
+    ) {
+        let mut rules = ServiceTable::new(&config(), None);
+        let mut kernel = Kernel(rules.table().clone());
+        let mut desired = Desired::default();
+        for (index, draft) in history {
+            let frontend = frontend(index);
+            let (address, mut changed) = (frontend.address, Changed::default());
+            match draft {
+                Some(draft) => drop(desired.frontends.insert(frontend, draft.plan(&frontend))),
+                None => drop(desired.frontends.remove(&frontend)),
+            }
+            changed.frontends.insert(frontend);
+            changed.addresses.insert(address);
+            if desired.frontends.keys().any(|it| it.address == address) {
+                desired.addresses.insert(address, None);
+            } else {
+                desired.addresses.remove(&address);
+            }
+            kernel.apply(&rules.follow(&desired, &changed));
+            prop_assert_eq!(&kernel.0, rules.table());
+            // A plan that is followed already changes nothing.
+            prop_assert_eq!(rules.follow(&desired, &changed), []);
+        }
+        kernel.apply(&rules.sweep());
+        prop_assert_eq!(&kernel.0, rules.table());
+        let scratch = table(&desired, &config(), None);
+        prop_assert_eq!(parts_of(&kernel.0, &desired), parts_of(&scratch, &desired));
+    }
+}
+
+/// Returns the commands of a change of a frontend's weights by `change`.
+fn commands(
+    scheduler: &'static str,
+    before: &[Option<u16>],
+    after: &[Option<u16>],
+) -> Vec<Command> {
+    let mut rules = ServiceTable::new(&config(), None);
+    let frontend = frontend(0);
+    let mut follow = |weights: &[Option<u16>]| {
+        let draft = Draft {
+            scheduler,
+            weights: weights.to_vec(),
+            split: None,
+            affinity_secs: None,
+            scope: Scope::Internal,
+            has_ranges: false,
+        };
+        let mut desired = Desired::default();
+        desired.frontends.insert(frontend, draft.plan(&frontend));
+        rules.follow(&desired, &everything(&desired))
+    };
+    follow(before);
+    follow(after)
+}
+
+#[test]
+fn one_endpoint_is_a_handful_of_elements_and_no_chain() {
+    let all: Vec<Option<u16>> = vec![Some(1); 10];
+    for number in [0, 4, 9] {
+        let mut fewer = all.clone();
+        fewer[number] = None;
+        let removed = commands("rr", &all, &fewer);
+        let added = commands("rr", &fewer, &all);
+        for commands in [&removed, &added] {
+            let is_element = |it: &Command| {
+                matches!(
+                    it,
+                    Command::AddElement(..) | Command::AddTarget(..) | Command::DeleteElement(..)
+                )
+            };
+            assert!(commands.iter().all(is_element), "{commands:?}");
+        }
+        assert!(removed.len() <= 5, "{removed:?}");
+        assert_eq!(added.len(), 3, "{added:?}");
+        let mut replaced = vec![Some(1); 11];
+        replaced[number] = None;
+        let mut before = all.clone();
+        before.push(None);
+        assert_eq!(commands("rr", &before, &replaced).len(), 2);
+    }
+}
+
+#[test]
+fn with_mh_an_endpoint_moves_about_its_share_of_the_clients() {
+    let all: Vec<Option<u16>> = vec![Some(1); 10];
+    let changed = commands("mh", &all, &all[..9]);
+    // Each moved row is deleted and added. 25 of 251 rows are the endpoint's own.
+    let rows = changed.len() / 2;
+    assert!((25..60).contains(&rows), "{rows}");
+}
+
+#[test]
+fn slots_follow_the_scheduler() {
+    let frontend = frontend(0);
+    let slots = |scheduler: &str, weights: &[u16]| {
+        let endpoints = (1..).zip(weights);
+        let endpoints: Vec<SelectedEndpoint> = endpoints
+            .map(|(number, weight)| endpoint(&frontend, number, *weight))
+            .collect();
+        let mut balancing = example::cluster_ip(&[]).profile.balancing.clone();
+        balancing.scheduler = scheduler.into();
+        let slots = slots::Slots::of(&frontend, &endpoints, &balancing);
+        let number = |endpoint: &SocketAddr| match endpoint.ip() {
+            IpAddr::V4(address) => address.octets()[3],
+            IpAddr::V6(_) => 0,
+        };
+        let numbers: Vec<u8> = slots.endpoints.iter().map(number).collect();
+        numbers
+    };
+    assert_eq!(slots("rr", &[1, 5, 0]), [1, 2]);
+    assert_eq!(slots("wrr", &[2, 4, 6]), [1, 2, 2, 3, 3, 3]);
+    assert_eq!(slots("wlc", &[10, 0, 20]), [1, 3, 3]);
+    assert_eq!(slots("sh", &[1, 2]), [1, 2, 2]);
+    assert_eq!(slots("fo", &[1, 3, 3]), [2]);
+    assert_eq!(slots("dh", &[1, 1, 1]).len(), 1);
+    assert_eq!(slots("mh", &[1, 1]).len(), 251);
+    for scheduler in ["rr", "wrr", "sh", "mh", "dh", "fo"] {
+        assert!(slots(scheduler, &[0, 0]).is_empty(), "{scheduler}");
+    }
+    // Weights without a common divisor are rounded to 1,024 slots.
+    let rounded = slots("wrr", &[65_535, 32_768, 1]);
+    let count = |number| rounded.iter().filter(|it| **it == number).count();
+    assert_eq!([count(1), count(2), count(3)], [682, 341, 1]);
+}
