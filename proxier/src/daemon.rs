@@ -9,45 +9,42 @@
 //!                                  for a resync: once per sync period
 //! ```
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::cluster::store::Event;
 use crate::dataplane::{Applied, Dataplane, Extent};
-use crate::host::sysctl::{Keeper, Roots, Setting};
-use crate::host::{ForeignChains, MarkChains};
-use crate::observe::health::Board;
-use crate::observe::serve::{BindFailures, HealthCheckPorts};
 use crate::reconcile::Proxier;
 use crate::sources::message::{Message, QUEUE_LENGTH};
 use crate::sources::watch::{NodeScope, Watch};
 use crate::util::clock;
 use crate::util::timer::Timer;
 
-mod chain_check;
-mod consult;
+mod chore;
 mod events;
+mod foreign_chains;
 mod gate;
 mod log;
-mod mark_chains;
+mod mark_chain;
 mod measure;
 mod periods;
 mod publish;
-mod rules_monitor;
+mod settings;
 mod takeover;
 #[cfg(test)]
 mod tests;
 
-use chain_check::ChainCheck;
-use events::Reporter;
+pub use chore::{Chore, Round};
+pub(crate) use events::Reporter;
+pub(crate) use foreign_chains::ChainCheck;
 use gate::Gate;
 use log::RoundLog;
-use mark_chains::MarkChainCheck;
-use measure::Meter;
+pub(crate) use mark_chain::MarkChainCheck;
+pub use measure::Meter;
 pub use periods::Periods;
-use publish::Publisher;
-use rules_monitor::RulesMonitor;
+pub use publish::Publisher;
+pub(crate) use settings::KernelSettings;
 pub(crate) use takeover::Takeover;
 
 /// The pause before a round that failed as a whole is tried again; doubled up to the sync period.
@@ -67,27 +64,16 @@ const LAST_EVENTS: Duration = Duration::from_secs(5);
 const NODE_GRACE: Duration = Duration::from_millis(100);
 
 /// Keeps one kernel in line with the cluster.
-#[derive(Debug)]
-pub struct Daemon<D> {
+pub struct Daemon<D: Dataplane> {
     proxier: Proxier<D>,
     periods: Periods,
     log: RoundLog,
     /// The connection to the API server; `None` with manifests.
     watch: Option<Watch>,
-    /// The values that the HTTP servers read.
-    publisher: Publisher,
-    meter: Meter,
-    events: Reporter,
-    /// Kernel settings.
-    settings: Keeper,
-    /// The monitor of packet rules, until it starts.
-    rules_monitor: Option<RulesMonitor>,
-    /// The chains of other programs; `None` if they are left alone.
-    foreign_chains: Option<ChainCheck>,
-    /// The chain KUBE-MARK-MASQ; `None` without `--compat-chains`.
-    mark_chains: Option<MarkChainCheck>,
-    /// The leftovers of kube-proxy; `None` if they stay.
-    takeover: Option<Takeover>,
+    /// What acts beside rounds, in this order.
+    chores: Vec<Box<dyn Chore<D>>>,
+    /// Starts the monitor of packet rules; `None` after the first round.
+    rules_monitor: Option<Box<dyn FnOnce()>>,
     /// Decides when the first round may be made.
     gate: Gate,
     /// Whether the wait for Nodes began and the log does not say so yet.
@@ -114,14 +100,8 @@ impl<D: Dataplane> Daemon<D> {
             periods,
             log: RoundLog::default(),
             watch,
-            publisher: Publisher::default(),
-            meter: Meter::default(),
-            events: Reporter::default(),
-            settings: Keeper::new(Roots::default(), Vec::new()),
+            chores: Vec::new(),
             rules_monitor: None,
-            foreign_chains: None,
-            mark_chains: None,
-            takeover: None,
             gate: Gate::new(nodes),
             begins_to_wait: false,
             has_message: false,
@@ -132,24 +112,21 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Makes the daemon write these kernel settings, and check them at each resync.
+    /// Makes the daemon call this chore after those that it has.
     #[must_use]
-    pub fn setting(mut self, settings: Vec<Setting>) -> Self {
-        self.settings = Keeper::new(Roots::default(), settings);
+    pub fn doing(mut self, chore: impl Chore<D> + 'static) -> Self {
+        self.chores.push(Box::new(chore));
         self
     }
 
-    /// Publishes health and health checks to the HTTP servers.
+    /// Makes the daemon call `start` after the first round. It must start to send [`Message::RulesChanged`].
+    ///
+    /// Not earlier: while a program listens, the kernel makes a notification for each element that a transaction
+    /// adds, and keeps them all until the commit. The first transaction adds elements for every frontend, and the
+    /// monitor would ignore each notification, because it is about our own change.
     #[must_use]
-    pub fn publishing(mut self, board: Arc<Board>, health_ports: Arc<HealthCheckPorts>) -> Self {
-        self.publisher.board = board;
-        self.publisher.health_ports = health_ports;
-        self
-    }
-
-    /// Reports these failures as Events too.
-    pub(crate) fn reporting(mut self, failures: Arc<BindFailures>) -> Self {
-        self.events.bind_failures = failures;
+    pub(crate) fn monitoring_rules(mut self, start: impl FnOnce() + 'static) -> Self {
+        self.rules_monitor = Some(Box::new(start));
         self
     }
 
@@ -157,43 +134,13 @@ impl<D: Dataplane> Daemon<D> {
     /// server no longer.
     pub(crate) fn report_end(&mut self) {
         if let Some(watch) = self.watch.take() {
-            self.events.report(&watch, &[]);
+            self.chores.iter_mut().for_each(|chore| chore.end(&watch));
             watch.finish(LAST_EVENTS);
         }
     }
 
-    /// Makes the daemon call `start` after the first round. It must start to send
-    /// [`Message::RulesChanged`].
-    #[must_use]
-    pub(crate) fn monitoring_rules(mut self, start: impl FnOnce() + Send + 'static) -> Self {
-        self.rules_monitor = Some(RulesMonitor(Box::new(start)));
-        self
-    }
-
-    /// Makes the daemon maintain the chain KUBE-MARK-MASQ.
-    #[must_use]
-    pub fn marking(mut self, chains: MarkChains) -> Self {
-        self.mark_chains = Some(MarkChainCheck::new(chains));
-        self
-    }
-
-    /// Makes the daemon remove the leftovers of kube-proxy.
-    #[must_use]
-    pub(crate) fn succeeding(mut self, takeover: Takeover) -> Self {
-        self.takeover = Some(takeover);
-        self
-    }
-
-    /// Makes the daemon maintain our rules in the chains of other programs.
-    #[must_use]
-    pub fn passing(mut self, chains: ForeignChains) -> Self {
-        self.foreign_chains = Some(ChainCheck::new(chains));
-        self
-    }
-
     /// Makes rounds until a stop is requested or every sender is dropped.
     pub fn run(&mut self, messages: &Receiver<Message>) {
-        self.publisher.start();
         while self.listen(messages) {
             self.act(clock::since_boot());
         }
@@ -265,15 +212,10 @@ impl<D: Dataplane> Daemon<D> {
     /// Receives a message. Returns `false` if it requests a stop.
     pub fn receive(&mut self, message: Message) -> bool {
         self.has_message = true;
-        self.publisher.queue(clock::since_boot());
+        self.chores.iter_mut().for_each(|it| it.receive(&message));
         match message {
             Message::Event(event) => {
-                let is_node = matches!(event, Event::Node(_));
-                self.meter.event(&event);
                 self.proxier.receive([event]);
-                if is_node {
-                    self.publisher.node(&self.proxier);
-                }
                 // Here too, not only before a round, because `plan` makes none.
                 self.consult_watch();
                 self.begins_to_wait |= self.gate.event(self.proxier.snapshot());
@@ -282,8 +224,6 @@ impl<D: Dataplane> Daemon<D> {
                 self.log.manifests(loaded.is_whole, clock::since_boot());
                 self.gate.manifests();
                 self.proxier.receive(loaded.events);
-                self.publisher.has_manifests = true;
-                self.publisher.node(&self.proxier);
                 self.proxier
                     .set_other_problems("manifests", loaded.problems);
             }
@@ -295,14 +235,8 @@ impl<D: Dataplane> Daemon<D> {
                 self.has_tampering = true;
             }
             Message::RulesChanged(tampering) => {
-                if tampering.concerns_foreign()
-                    && let Some(chains) = &mut self.foreign_chains
-                {
-                    chains.note_change();
-                }
                 if tampering.concerns_our_table() {
                     self.log.tampering(&tampering, clock::since_boot());
-                    metrics::counter!("ipvs_proxier_rules_repairs_total").increment(1);
                     self.proxier.dataplane_mut().distrust_rules();
                     self.has_tampering = true;
                 }
@@ -333,11 +267,9 @@ impl<D: Dataplane> Daemon<D> {
                 let change = self.has_message.then(|| last + self.periods.min_sync);
                 let repair = self.has_tampering.then(|| last + REPAIR_PAUSE);
                 let inner = self.proxier.next_due();
-                let chains = self.foreign_chains.as_ref().and_then(ChainCheck::due);
-                let takeover = self.takeover.as_ref().and_then(Takeover::due);
+                let chores = self.chores.iter().filter_map(|chore| chore.due());
                 let due = change.into_iter().chain(repair).chain(inner);
-                let due = due.chain(chains).chain(takeover);
-                due.fold(self.next_resync, Duration::min)
+                due.chain(chores).fold(self.next_resync, Duration::min)
             }
         };
         // While the kernel cannot be read, each earlier round would fail too.
@@ -354,65 +286,44 @@ impl<D: Dataplane> Daemon<D> {
                 (self.log).refused_start(&self.proxier.current_problems(), now);
                 return false;
             }
-            Err(failure) => return self.fail(&failure, now),
+            Err(failure) => return self.fail(&failure, Extent::All, now),
         }
         let extent = match self.next_resync <= now {
             true => Extent::All,
             false => Extent::Pending,
         };
         self.consult_watch();
-        self.publisher.begin(now);
+        (self.chores.iter_mut()).for_each(|chore| chore.before(extent, now));
         let began = Instant::now();
         let result = match extent {
-            Extent::All => {
-                self.log.settings(&self.settings.check(), now);
-                self.proxier.resync(now)
-            }
+            Extent::All => self.proxier.resync(now),
             Extent::Pending => self.proxier.sync(now),
         };
         let took = began.elapsed();
-        // Before the check of foreign chains, so that no change of one between the two is lost.
-        let monitor = self.rules_monitor.take_if(|_| result.is_ok());
-        let are_changed = monitor.is_some_and(|monitor| monitor.start(&mut self.proxier));
-        // After a failed round too: the kernel still serves what earlier rounds programmed.
-        self.check_chains(extent, now);
-        let has_succeeded = match result {
-            Ok(applied) => self.end_round(&applied, extent, now, took),
-            Err(error) => {
-                self.meter.failed_round(extent);
-                self.fail(&error, now)
+        match result {
+            Ok(applied) => {
+                self.end_round(extent, now);
+                let health_ports = self.proxier.take_health_ports();
+                self.tell(extent, now, took, Ok(&applied), health_ports)
             }
+            Err(failure) => self.fail(&failure, extent, now),
+        }
+    }
+
+    /// Tells the watch what to follow, and the proxier where the connections to the API server led.
+    fn consult_watch(&mut self) {
+        let Some(watch) = &self.watch else {
+            return;
         };
-        // After `end_round`, which clears it: this round did not repair that change yet.
-        self.has_tampering |= are_changed;
-        has_succeeded
+        // Other nodes are watched only while a Service has topology keys: in a cluster of 5,000 nodes
+        // each kubelet updates its Node every few minutes.
+        watch.set_other_nodes(self.proxier.snapshot().needs_other_nodes());
+        self.proxier.set_api_servers(watch.reached_servers());
     }
 
-    /// Checks the chains of other programs, at each resync and when something suggests a change.
-    fn check_chains(&mut self, extent: Extent, now: Duration) {
-        if let Some(chains) = &mut self.foreign_chains
-            && (extent == Extent::All || chains.due().is_some_and(|due| due <= now))
-        {
-            chains.apply(now, &mut self.log);
-        }
-        // Notifications about KUBE-MARK-MASQ are not read. But a program that flushes all rules (`nft flush
-        // ruleset`) changes our table too.
-        if let Some(chains) = &mut self.mark_chains
-            && (extent == Extent::All || self.has_tampering)
-        {
-            chains.apply(now, &mut self.log);
-        }
-    }
-
-    /// Publishes and logs a round that was made at `now`. Returns whether all of it took effect.
-    fn end_round(
-        &mut self,
-        applied: &Applied<D::Changes>,
-        extent: Extent,
-        now: Duration,
-        took: Duration,
-    ) -> bool {
-        // A round that failed as a whole leaves these set, so that the next try is due.
+    /// Decides when the next round is due after one that was made at `now`. After a round that failed as a whole,
+    /// all this stays as it was, so that the next try is due.
+    fn end_round(&mut self, extent: Extent, now: Duration) {
         self.has_message = false;
         self.has_tampering = false;
         self.last_round = Some(now);
@@ -421,32 +332,54 @@ impl<D: Dataplane> Daemon<D> {
             // From the beginning of the round, so that a slow resync does not stretch the period.
             self.next_resync = now + self.periods.sync;
         }
-        self.publisher.end(&mut self.proxier, clock::since_boot());
-        let problems = self.proxier.current_problems();
-        self.meter
-            .round(applied, &self.proxier, &problems, extent, took);
-        self.events.round(self.watch.as_ref(), applied, &problems);
-        let has_succeeded = self.log.round(applied, &self.proxier, &problems, now);
-        if let Some(takeover) = &mut self.takeover
-            && (extent == Extent::All || takeover.due().is_some_and(|due| due <= now))
-        {
-            // Without our rules or virtual servers, kube-proxy's leftovers may still serve the node.
-            match has_succeeded && self.proxier.dataplane().has_written_rules() {
-                true => takeover.look(now),
-                false => takeover.wait_for_resync(),
-            }
+        // Before the check of foreign chains, so that no change of one between the two is lost.
+        if let Some(start) = self.rules_monitor.take() {
+            start();
+            // There is no notification of a change between our write and the start.
+            self.has_tampering = self.proxier.dataplane_mut().finds_changed_rules();
         }
-        has_succeeded
     }
 
-    /// Logs the error of a round that failed as a whole, and schedules the next try. Returns `false`.
-    fn fail(&mut self, error: &dyn std::error::Error, now: Duration) -> bool {
-        self.publisher.fail(&error.to_string(), clock::since_boot());
-        self.events
-            .failed_round(self.watch.as_ref(), &error.to_string());
+    /// Schedules the next try of a round that failed as a whole. Returns `false`.
+    fn fail(&mut self, error: &dyn std::error::Error, extent: Extent, now: Duration) -> bool {
+        let error = error.to_string();
         self.retry.back_off(now);
         let pause = self.retry.due().unwrap_or(now) - now;
-        self.log.failed_round(&error.to_string(), pause, now);
+        self.tell(extent, now, Duration::ZERO, Err(&error), BTreeSet::new());
+        self.log.failed_round(&error, pause, now);
         false
+    }
+
+    /// Tells the log and the chores what the round was like that began at `now`. Returns whether all of it took
+    /// effect.
+    fn tell(
+        &mut self,
+        extent: Extent,
+        now: Duration,
+        took: Duration,
+        result: Result<&Applied<D::Changes>, &str>,
+        health_ports: BTreeSet<u16>,
+    ) -> bool {
+        let round = Round {
+            now,
+            extent,
+            took,
+            result,
+            problems: self.proxier.current_problems(),
+            health_ports,
+            proxier: &self.proxier,
+            watch: self.watch.as_ref(),
+        };
+        self.chores.iter_mut().for_each(|chore| chore.after(&round));
+        if let Ok(applied) = result {
+            (self.log).round(applied, &self.proxier, &round.problems, now);
+        }
+        round.has_succeeded()
+    }
+}
+
+impl<D: Dataplane + fmt::Debug> fmt::Debug for Daemon<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (f.debug_struct("Daemon").field("proxier", &self.proxier)).finish_non_exhaustive()
     }
 }

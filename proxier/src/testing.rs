@@ -27,7 +27,7 @@ pub mod conntrack {
 
 pub mod daemon {
     //! The event loop of `run`.
-    pub use crate::daemon::{Daemon, Periods};
+    pub use crate::daemon::{Chore, Daemon, Meter, Periods, Publisher, Round};
     pub use crate::sources::message::Message;
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use proxier::testing::daemon::{Daemon, Message, Periods};
+use proxier::testing::daemon::{Daemon, Message, Meter, Periods, Publisher};
 use proxier::testing::dataplane::ipvs::{Ipvs, Kernel};
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::ledger::LedgerFile;
@@ -56,7 +56,7 @@ fn config() -> anyhow::Result<PlanConfig> {
 }
 
 /// A daemon that has programmed a cluster; the caller advances its time.
-pub(crate) struct Node<K> {
+pub(crate) struct Node<K: Kernel> {
     daemon: Daemon<Ipvs<K>>,
     interner: Interner,
     now: Duration,
@@ -76,7 +76,9 @@ impl<K: Kernel> Node<K> {
             min_sync: Duration::ZERO,
         };
         let mut node = Self {
-            daemon: Daemon::new(proxier, periods, None),
+            daemon: Daemon::new(proxier, periods, None)
+                .doing(Publisher::default())
+                .doing(Meter::default()),
             interner: Interner::default(),
             now: Duration::from_secs(1_000),
             state,
@@ -114,7 +116,7 @@ impl<K: Kernel> Node<K> {
     }
 }
 
-impl<K> Drop for Node<K> {
+impl<K: Kernel> Drop for Node<K> {
     fn drop(&mut self) {
         // An error leaves only a file in the directory for temporary files.
         let _ = std::fs::remove_file(&self.state);

@@ -21,7 +21,9 @@ use super::{
     ExcludeFlags, NodeFlags, Setup, StateFlags, cleanup_command, config_file, print, process,
 };
 use crate::cli::config::{NodeSettings, Resolved};
-use crate::daemon::{Daemon, Periods};
+use crate::daemon::{
+    ChainCheck, Daemon, KernelSettings, MarkChainCheck, Meter, Periods, Publisher, Reporter,
+};
 use crate::dataplane::Dataplane;
 use crate::dataplane::ipvs::companion::Companion;
 use crate::dataplane::ipvs::filter::FilterConfig;
@@ -178,20 +180,20 @@ impl Flags {
         let equip = |mut daemon: Daemon<Ipvs<Companion>>| {
             let treatments = self.forward.treatments(&self.node.packets.input);
             daemon = daemon
-                .setting(kernel_settings(&self.sysctl(setup)))
+                .doing(KernelSettings::new(kernel_settings(&self.sysctl(setup))))
                 .monitoring_rules(move || {
                     monitor::rules(rules_port, foreign_chains::concerns, move |tampering| {
                         rules.send(Message::RulesChanged(tampering)).is_ok()
                     });
                 })
-                .passing(ForeignChains::open(treatments)?);
+                .doing(ChainCheck::new(ForeignChains::open(treatments)?));
             let mut mark_chain = MarkChainUse::KubeProxy;
             if self.compat_chains {
-                daemon = daemon.marking(MarkChains::open(mark)?);
+                daemon = daemon.doing(MarkChainCheck::new(MarkChains::open(mark)?));
                 mark_chain = MarkChainUse::Plugins;
             }
             Ok(match self.takeover.takeover(setup, mark_chain)? {
-                Some(takeover) => daemon.succeeding(takeover),
+                Some(takeover) => daemon.doing(takeover),
                 None => daemon,
             })
         };
@@ -266,10 +268,11 @@ impl Flags {
             bind_failures: Arc::new(BindFailures::new(&setup.plan.node_name)),
             watch: watch.as_ref().map(Watch::status_reader),
         };
-        let daemon = Daemon::new(proxier, periods, watch)
-            .publishing(sources.board.clone(), sources.health_ports.clone())
-            .reporting(sources.bind_failures.clone());
-        let mut daemon = equip(daemon)?;
+        let (board, health_ports) = (sources.board.clone(), sources.health_ports.clone());
+        let mut daemon = equip(Daemon::new(proxier, periods, watch))?
+            .doing(Publisher::new(board, health_ports))
+            .doing(Meter::default())
+            .doing(Reporter::new(sources.bind_failures.clone()));
         if self.once {
             let code = match daemon.run_once(&inbox.messages) {
                 true => ExitCode::SUCCESS,

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use super::{Chore, Round};
 use crate::cluster::problem::Problem;
-use crate::dataplane::{Applied, Failure};
+use crate::dataplane::{Dataplane, Failure};
 use crate::observe::serve::BindFailures;
 use crate::sources::events::{self, Notice};
 use crate::sources::watch::Watch;
 
 /// The present failures of this node, and the time of its start.
 #[derive(Debug)]
-pub(super) struct Reporter {
+pub(crate) struct Reporter {
     starting: Notice,
     /// Why a round failed as a whole.
     round: Option<Notice>,
@@ -22,32 +23,49 @@ pub(super) struct Reporter {
     /// The Problems and the notices about this node of the last report.
     reported: Option<(Arc<[Problem]>, Vec<Notice>)>,
     /// The addresses at which an HTTP server cannot listen.
-    pub(super) bind_failures: Arc<BindFailures>,
+    bind_failures: Arc<BindFailures>,
 }
 
-impl Default for Reporter {
-    fn default() -> Self {
+impl Reporter {
+    /// Returns a reporter that reports these failures too.
+    pub(crate) fn new(bind_failures: Arc<BindFailures>) -> Self {
         Self {
             starting: Notice::starting(SystemTime::now()),
             round: None,
             rules: None,
             ops: None,
             reported: None,
-            bind_failures: Arc::default(),
+            bind_failures,
         }
+    }
+
+    /// Reports the present failures and these Problems.
+    fn report(&self, watch: &Watch, problems: &[Problem]) {
+        let own = self.own().into_iter();
+        watch.report(own.chain(events::notices(problems)));
+    }
+
+    /// Returns the notices about this node.
+    fn own(&self) -> Vec<Notice> {
+        let failures = [&self.round, &self.rules, &self.ops].into_iter().flatten();
+        let own = std::iter::once(&self.starting).chain(failures).cloned();
+        own.chain(self.bind_failures.notices()).collect()
     }
 }
 
-impl Reporter {
-    /// Reports the result of a round, and the Problems of the input.
-    pub(super) fn round<C>(
-        &mut self,
-        watch: Option<&Watch>,
-        applied: &Applied<C>,
-        problems: &Arc<[Problem]>,
-    ) {
-        let Some(watch) = watch.filter(|watch| watch.writes_events()) else {
+impl<D: Dataplane> Chore<D> for Reporter {
+    fn after(&mut self, round: &Round<'_, D>) {
+        let Some(watch) = round.watch.filter(|watch| watch.writes_events()) else {
             return;
+        };
+        let (applied, problems) = match round.result {
+            Ok(applied) => (applied, &round.problems),
+            Err(why) => {
+                self.round = Some(Notice::node("FailedRound", "Program", why));
+                self.report(watch, &[]);
+                self.reported = None;
+                return;
+            }
         };
         self.round = None;
         // `None` means that no write was due, so an earlier refusal still holds.
@@ -70,26 +88,8 @@ impl Reporter {
         }
     }
 
-    /// Reports a round that failed as a whole.
-    pub(super) fn failed_round(&mut self, watch: Option<&Watch>, error: &str) {
-        if let Some(watch) = watch.filter(|watch| watch.writes_events()) {
-            self.round = Some(Notice::node("FailedRound", "Program", error));
-            self.report(watch, &[]);
-            self.reported = None;
-        }
-    }
-
-    /// Reports the present failures and these Problems.
-    pub(super) fn report(&self, watch: &Watch, problems: &[Problem]) {
-        let own = self.own().into_iter();
-        watch.report(own.chain(events::notices(problems)));
-    }
-
-    /// Returns the notices about this node.
-    fn own(&self) -> Vec<Notice> {
-        let failures = [&self.round, &self.rules, &self.ops].into_iter().flatten();
-        let own = std::iter::once(&self.starting).chain(failures).cloned();
-        own.chain(self.bind_failures.notices()).collect()
+    fn end(&mut self, watch: &Watch) {
+        self.report(watch, &[]);
     }
 }
 

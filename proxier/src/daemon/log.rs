@@ -5,13 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use netlink::Error;
 use tracing::Level;
 
 use crate::cluster::problem::Problem;
 use crate::dataplane::{Applied, Dataplane, Failure, Reason};
-use crate::host::sysctl;
-use crate::host::{ChainReport, ForeignHook, MarkReport};
 use crate::reconcile::Proxier;
 use crate::util::conditions::{Coverage, LastingConditions};
 use nftables::Tampering;
@@ -40,25 +37,19 @@ pub(super) struct RoundLog {
     rounds: LastingConditions,
     /// Manifests that cannot be read.
     manifests: LastingConditions,
-    /// Kernel settings that cannot be written.
-    settings: LastingConditions,
-    /// Foreign chains that drop packets or cannot be checked, and tables of iptables-legacy.
-    foreign_chains: LastingConditions,
-    /// Failed writes of KUBE-MARK-MASQ, and tables that this program cannot write.
-    mark_chains: LastingConditions,
     /// Changes by other programs and their repairs.
     events: LastingConditions,
 }
 
 impl RoundLog {
-    /// Logs a round at `now`. Returns whether all of it took effect.
+    /// Logs a round at `now`.
     pub(super) fn round<D: Dataplane>(
         &mut self,
         applied: &Applied<D::Changes>,
         proxier: &Proxier<D>,
         problems: &Arc<[Problem]>,
         now: Duration,
-    ) -> bool {
+    ) {
         self.rounds.end(now);
         self.problems(problems, now);
         for scheduler in &applied.found_schedulers {
@@ -74,7 +65,6 @@ impl RoundLog {
             true => tracing::info!(changed, failed, repaired, "synced"),
             false => tracing::debug!(changed, failed, repaired, "synced"),
         }
-        failed == 0
     }
 
     /// Logs new and solved Problems. `problems` has all present Problems.
@@ -126,116 +116,6 @@ impl RoundLog {
         let text = format_args!("packet rules: {tampering}; writing them again");
         let kind = "changes of our packet rules by other programs, each repaired";
         (self.events).add(Coverage::Events, Level::WARN, kind, text, now);
-    }
-
-    /// Logs the kernel settings that were written or changed, and those that could not be written.
-    pub(super) fn settings(&mut self, report: &sysctl::Report, now: Duration) {
-        for (setting, before) in &report.written {
-            match before {
-                Some(before) => tracing::info!("set {setting}, was {before}"),
-                None => tracing::info!("set {setting}"),
-            }
-        }
-        let mut events = self.events.report(Coverage::Events, now);
-        for (setting, before) in &report.restored {
-            let was = before.as_ref().map(|before| format!(", was {before}"));
-            let text = format!(
-                "restored {setting}{}; IPVS needs it",
-                was.unwrap_or_default()
-            );
-            events.add(Level::WARN, "restored kernel settings", text);
-        }
-        for (setting, found) in &report.changed {
-            let text = format!(
-                "{} was changed to {found} and stays so; at the start it was set to {}",
-                setting.file,
-                setting.value.number()
-            );
-            events.add(Level::WARN, "changes of kernel settings", text);
-        }
-        events.write();
-        let mut warnings = self.settings.report(Coverage::All, now);
-        for warning in &report.warnings() {
-            warnings.add(
-                Level::WARN,
-                "kernel settings that cannot be written",
-                warning,
-            );
-        }
-        warnings.write();
-    }
-
-    /// Logs a check of the foreign chains at `now`, in time since boot.
-    pub(super) fn foreign_chains(&mut self, checked: &Result<ChainReport, Error>, now: Duration) {
-        let mut report = self.foreign_chains.report(Coverage::All, now);
-        let failure = |failure: &dyn std::fmt::Display| {
-            format!("checking foreign chains: {failure}; trying again")
-        };
-        let failures = "failures to check foreign chains";
-        let checked = match checked {
-            Ok(checked) => checked,
-            Err(error) => {
-                report.add(Level::WARN, failures, failure(error));
-                return report.write();
-            }
-        };
-        for chain in &checked.dropping {
-            report.add(Level::WARN, "foreign chains that drop packets", chain);
-        }
-        for error in &checked.failures {
-            report.add(Level::WARN, failures, failure(error));
-        }
-        for table in &checked.legacy_tables {
-            report.add(Level::WARN, "tables of iptables-legacy", table);
-        }
-        report.write();
-        let mut events = self.events.report(Coverage::Events, now);
-        for chain in &checked.inserted {
-            let words = match chain.hook() {
-                ForeignHook::Forward => {
-                    "drops forwarded packets; inserted our rule for the answers of endpoints"
-                }
-                // At the output hook no rule is inserted.
-                ForeignHook::Input | ForeignHook::Output => {
-                    "drops incoming packets; inserted our rule for packets for frontends"
-                }
-            };
-            // Each chain is a kind: lines are limited by kind, so a program that removes our rule from one
-            // chain again and again would otherwise hide the insertions into all chains.
-            let kind = format!("insertions of our rule into {chain}");
-            events.add(Level::INFO, &kind, format_args!("{chain} {words}"));
-        }
-        for chain in &checked.removed {
-            let text = format_args!("{chain}: removed our rule");
-            events.add(Level::INFO, "removals of our rule", text);
-        }
-        events.write();
-    }
-
-    /// Logs a check of the chain KUBE-MARK-MASQ.
-    pub(super) fn mark_chains(&mut self, checked: &MarkReport, now: Duration) {
-        let mut report = self.mark_chains.report(Coverage::All, now);
-        for failure in &checked.failures {
-            let text = format_args!("{failure}; plugins that use the chain fail; trying again");
-            report.add(Level::WARN, "failures to write KUBE-MARK-MASQ", text);
-        }
-        for command in &checked.legacy_commands {
-            let text = format_args!(
-                "a table nat of iptables-legacy is in use; this program cannot write it. If plugins use \
-                 its chain KUBE-MARK-MASQ, run `{command}`"
-            );
-            report.add(Level::WARN, "tables nat of iptables-legacy", text);
-        }
-        report.write();
-        let mut events = self.events.report(Coverage::Events, now);
-        for chain in &checked.written {
-            events.add(
-                Level::INFO,
-                "writes of KUBE-MARK-MASQ",
-                format_args!("wrote {chain}"),
-            );
-        }
-        events.write();
     }
 
     /// Logs the results of writing packet rules, of sweeping flows and of writing the ledger.

@@ -1,17 +1,18 @@
 //! The metrics of events and rounds.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use metrics::{counter, gauge};
 
+use super::{Chore, Round};
 use crate::cluster::model::{Family, TrafficPolicy};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::{Event, Update};
 use crate::dataplane::{Applied, Dataplane, Extent};
 use crate::observe::instruments::{FAMILIES, family_name};
 use crate::plan::{Availability, Desired, Scope};
-use crate::reconcile::Proxier;
+use crate::sources::message::Message;
 
 mod series;
 
@@ -22,7 +23,7 @@ const MAX_TRIGGERS: usize = 10_000;
 
 /// Records the metrics of events and rounds.
 #[derive(Debug)]
-pub(super) struct Meter {
+pub struct Meter {
     /// The latency of changes of endpoints before this time is not measured, because an earlier process
     /// may have programmed them. kube-proxy ignores them too.
     started: SystemTime,
@@ -52,8 +53,7 @@ impl Default for Meter {
 }
 
 impl Meter {
-    /// Records an event.
-    pub(super) fn event(&mut self, event: &Event) {
+    fn event(&mut self, event: &Event) {
         let series = &self.of_events;
         match event {
             Event::Services(update) => {
@@ -87,20 +87,11 @@ impl Meter {
     }
 
     /// Records a round that did not fail as a whole.
-    pub(super) fn round<D: Dataplane>(
-        &mut self,
-        applied: &Applied<D::Changes>,
-        proxier: &Proxier<D>,
-        problems: &[Problem],
-        extent: Extent,
-        took: Duration,
-    ) {
-        let wall = SystemTime::now();
-        let has_failed = applied.failures().next().is_some();
-        self.count_round(extent, has_failed);
+    fn round<D: Dataplane>(&mut self, round: &Round<'_, D>, applied: &Applied<D::Changes>) {
+        let (wall, proxier) = (SystemTime::now(), round.proxier);
         let series = &mut self.of_rounds;
         for duration in series.duration.both() {
-            duration.record(took.as_secs_f64());
+            duration.record(round.took.as_secs_f64());
         }
         for last in series.last.both() {
             last.set(since_epoch(wall));
@@ -126,28 +117,13 @@ impl Meter {
         let addresses = desired.addresses.len();
         series.service_addresses.set(addresses as f64);
         series.draining.set(counts.draining as f64);
-        if extent == Extent::All {
+        if round.extent == Extent::All {
             // A walk over the whole plan is cheap beside a resync, but not beside the round of one event.
             let destinations = dataplane.destinations(proxier.planned());
             gauge!("ipvs_proxier_destinations").set(destinations as f64);
             count_remote_only(desired);
-            self.problems(problems);
+            self.problems(&round.problems);
         }
-    }
-
-    /// Records a round that failed as a whole.
-    pub(super) fn failed_round(&mut self, extent: Extent) {
-        self.count_round(extent, true);
-        counter!("ipvs_proxier_failures_total", "part" => "read").increment(1);
-    }
-
-    fn count_round(&mut self, extent: Extent, has_failed: bool) {
-        let extent = match extent {
-            Extent::All => "all",
-            Extent::Pending => "pending",
-        };
-        let values = [extent, result(!has_failed)];
-        self.of_rounds.rounds.with(values).increment(1);
     }
 
     /// Records the number of Problems of each kind of object.
@@ -164,6 +140,31 @@ impl Meter {
         }
         for (kind, count) in &self.problem_kinds {
             gauge!("ipvs_proxier_problems", "object" => kind.clone()).set(*count as f64);
+        }
+    }
+}
+
+impl<D: Dataplane> Chore<D> for Meter {
+    fn receive(&mut self, message: &Message) {
+        match message {
+            Message::Event(event) => self.event(event),
+            Message::RulesChanged(tampering) if tampering.concerns_our_table() => {
+                counter!("ipvs_proxier_rules_repairs_total").increment(1);
+            }
+            _ => {}
+        }
+    }
+
+    fn after(&mut self, round: &Round<'_, D>) {
+        let extent = match round.extent {
+            Extent::All => "all",
+            Extent::Pending => "pending",
+        };
+        let values = [extent, result(round.has_succeeded())];
+        self.of_rounds.rounds.with(values).increment(1);
+        match round.result {
+            Ok(applied) => self.round(round, applied),
+            Err(_) => counter!("ipvs_proxier_failures_total", "part" => "read").increment(1),
         }
     }
 }

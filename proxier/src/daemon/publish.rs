@@ -3,65 +3,83 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::dataplane::Dataplane;
+use super::{Chore, Round};
+use crate::cluster::model::Node;
+use crate::cluster::store::Event;
+use crate::dataplane::{Dataplane, Extent};
 use crate::observe::health::{Board, NodeState};
 use crate::observe::serve::HealthCheckPorts;
-use crate::reconcile::Proxier;
+use crate::sources::message::Message;
+use crate::util::clock;
 
 /// Publishes health and health checks. Each publication costs a lock and a copy of the changes.
 #[derive(Debug, Default)]
-pub(super) struct Publisher {
-    pub(super) board: Arc<Board>,
-    pub(super) health_ports: Arc<HealthCheckPorts>,
-    /// Whether the objects come from manifests, which may lack our Node for ever.
-    pub(super) has_manifests: bool,
+pub struct Publisher {
+    board: Arc<Board>,
+    health_ports: Arc<HealthCheckPorts>,
 }
 
 impl Publisher {
-    /// Publishes that the loop started.
-    pub(super) fn start(&self) {
+    /// Returns a publisher for these readers, and publishes that the process started.
+    pub fn new(board: Arc<Board>, health_ports: Arc<HealthCheckPorts>) -> Self {
         let now = SystemTime::now();
-        self.board.change(|facts| facts.updated = Some(now));
+        board.change(|facts| facts.updated = Some(now));
+        Self {
+            board,
+            health_ports,
+        }
     }
 
-    /// Publishes that a message waits for a round.
-    pub(super) fn queue(&self, now: Duration) {
-        self.board.change(|facts| facts.queue(now));
-    }
-
-    /// Publishes the state of our Node.
-    pub(super) fn node<D: Dataplane>(&self, proxier: &Proxier<D>) {
-        let state = match proxier.snapshot().node() {
-            Some(node) if node.is_leaving => NodeState::Leaving,
-            Some(_) => NodeState::Staying,
-            // Manifests need not have a Node object. Without one, the node counts as staying for ever.
-            None if self.has_manifests => NodeState::Staying,
-            None => NodeState::Unknown,
+    fn publish_node(&self, node: &Node) {
+        let state = if node.is_leaving {
+            NodeState::Leaving
+        } else {
+            NodeState::Staying
         };
         self.board.change(|facts| facts.node = state);
     }
+}
 
-    /// Publishes that a round begins.
-    pub(super) fn begin(&self, now: Duration) {
+impl<D: Dataplane> Chore<D> for Publisher {
+    fn receive(&mut self, message: &Message) {
+        let now = clock::since_boot();
+        self.board.change(|facts| facts.queue(now));
+        match message {
+            Message::Event(Event::Node(node)) => self.publish_node(node),
+            Message::Manifests(loaded) => {
+                // Manifests need not have a Node object. Without one, the node counts as staying for ever.
+                self.board.change(|facts| {
+                    if facts.node == NodeState::Unknown {
+                        facts.node = NodeState::Staying;
+                    }
+                });
+                for event in &loaded.events {
+                    if let Event::Node(node) = event {
+                        self.publish_node(node);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn before(&mut self, _extent: Extent, now: Duration) {
         self.board.change(|facts| facts.begin(now));
     }
 
-    /// Publishes the state after a round: of the kernel, and of the health checks.
-    pub(super) fn end<D: Dataplane>(&self, proxier: &mut Proxier<D>, now: Duration) {
-        let refusal = proxier.refusal();
-        let wall = SystemTime::now();
-        self.board.change(|facts| facts.end(refusal, now, wall));
+    fn after(&mut self, round: &Round<'_, D>) {
+        let (now, wall) = (clock::since_boot(), SystemTime::now());
+        if let Err(why) = round.result {
+            return (self.board).change(|facts| facts.fail(why.to_owned(), now));
+        }
+        let refusal = round.proxier.refusal();
+        (self.board).change(|facts| facts.end(refusal, now, wall));
         // Only the changes, so that a round for one event does not copy 10,000 entries.
-        let health_ports = proxier.take_health_ports();
-        let desired = proxier.desired();
+        let desired = round.proxier.desired();
         let check = |port: &u16| (*port, desired.health_checks.get(port).cloned());
-        self.health_ports.update(health_ports.iter().map(check));
         self.health_ports
-            .listen_at(proxier.health_check_addresses());
-    }
-
-    /// Publishes that a round failed as a whole.
-    pub(super) fn fail(&self, why: &str, now: Duration) {
-        self.board.change(|facts| facts.fail(why.to_owned(), now));
+            .update(round.health_ports.iter().map(check));
+        self.health_ports
+            .listen_at(round.proxier.health_check_addresses());
     }
 }

@@ -14,6 +14,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::{Chore, Round};
+use crate::dataplane::Dataplane;
 use crate::host::predecessor::{LeftoverClient, Leftovers, legacy, signs};
 
 /// The pause before a second look at leftovers that were just removed.
@@ -127,18 +129,8 @@ impl Takeover {
         }
     }
 
-    /// Returns when a look is due before the next resync, in time since boot.
-    pub(super) fn due(&self) -> Option<Duration> {
-        self.due
-    }
-
-    /// Postpones the next look to the next resync, because our own rules are not all written.
-    pub(super) fn wait_for_resync(&mut self) {
-        self.due = None;
-    }
-
     /// Looks for leftovers at `now`, in time since boot, and removes those that may be removed.
-    pub(super) fn look(&mut self, now: Duration) {
+    fn look(&mut self, now: Duration) {
         let found = match self.client.find() {
             Ok(found) => found,
             Err(error) => {
@@ -267,6 +259,25 @@ impl Takeover {
         if !self.warnings.contains(&text) {
             tracing::warn!("{text}");
             self.warnings.insert(text);
+        }
+    }
+}
+
+impl<D: Dataplane> Chore<D> for Takeover {
+    fn due(&self) -> Option<Duration> {
+        self.due
+    }
+
+    fn after(&mut self, round: &Round<'_, D>) {
+        if round.result.is_err() || !round.is_due(self.due) {
+            return;
+        }
+        if round.has_succeeded() && round.proxier.dataplane().has_written_rules() {
+            self.look(round.now);
+        } else {
+            // Without our rules or virtual servers, kube-proxy's leftovers may still serve the node. The next resync
+            // looks again.
+            self.due = None;
         }
     }
 }

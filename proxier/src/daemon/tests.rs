@@ -10,7 +10,7 @@ use api_server::Manifest;
 use super::*;
 use crate::cluster::model::ObjectName;
 use crate::cluster::problem::{self, MAX_PROBLEMS, Problem};
-use crate::cluster::store::{ObjectList, Parsed, Update};
+use crate::cluster::store::{Event, ObjectList, Parsed, Update};
 use crate::dataplane::ipvs::Ipvs;
 use crate::dataplane::ipvs::fake::FakeKernel;
 use crate::dataplane::ipvs::filter::FilterConfig;
