@@ -182,9 +182,7 @@ pub mod split_map {
 
 pub mod store {
     //! The snapshot of the API objects.
-    pub use crate::cluster::store::{
-        Event, Interner, ObjectKind, ObjectList, Parsed, Snapshot, Touched, Update,
-    };
+    pub use crate::cluster::store::{Event, Interner, Parsed, Snapshot, Touched, Update};
 }
 
 pub mod sync {

@@ -12,7 +12,7 @@ use proxier::testing::manifests::{self, Loaded, Options};
 use proxier::testing::model;
 use proxier::testing::model::{EndpointSlice, Node, Service};
 use proxier::testing::problem::Problem;
-use proxier::testing::store::{Event, ObjectKind, Parsed, Update};
+use proxier::testing::store::{Event, Parsed, Update};
 
 #[path = "manifests/assigned.rs"]
 mod assigned;
@@ -117,12 +117,9 @@ fn objects(
     }
 }
 
-fn list_of<T: ObjectKind + Clone + std::fmt::Debug>(
-    update: &Update<T>,
-    is_whole: bool,
-) -> Vec<Parsed<T>> {
+fn list_of<T: Clone + std::fmt::Debug>(update: &Update<T>, is_whole: bool) -> Vec<Parsed<T>> {
     match update {
-        Update::Reset(all) if is_whole => all.iter().collect(),
+        Update::Reset(all) if is_whole => all.clone(),
         Update::Merge(some) if !is_whole => some.clone(),
         other => panic!("{other:#?}"),
     }
@@ -160,7 +157,7 @@ fn show(loaded: &Loaded) -> String {
 
 fn show_service(text: &mut String, service: &Service) {
     writeln!(text, "service {}: {:?}", service.name, service.cluster_ips).unwrap();
-    for port in &service.ports {
+    for port in &*service.ports {
         let model::ServicePort {
             name,
             protocol,
@@ -181,23 +178,22 @@ fn show_service(text: &mut String, service: &Service) {
         affinity_secs: None,
         internal_policy: Default::default(),
         external_policy: Default::default(),
-        external_ips: Box::default(),
-        load_balancer_ips: Box::default(),
-        source_ranges: Box::default(),
+        external: None,
         health_check_node_port: None,
         annotations: None,
     };
     let time = |time| humantime::format_rfc3339_seconds(time).to_string();
     // Only the fields that differ from the default.
     let shown = |service: &Service| -> Vec<String> {
+        let external = service.external();
         vec![
             format!("created {:?}", service.created.map(time)),
             format!("affinity {:?}", service.affinity_secs),
             format!("inside {:?}", service.internal_policy),
             format!("outside {:?}", service.external_policy),
-            format!("external {:?}", service.external_ips),
-            format!("load balancer {:?}", service.load_balancer_ips),
-            format!("sources {}", list(&service.source_ranges)),
+            format!("external {:?}", external.external_ips),
+            format!("load balancer {:?}", external.load_balancer_ips),
+            format!("sources {}", list(&external.source_ranges)),
             format!("health check {:?}", service.health_check_node_port),
             format!("annotations {:?}", service.annotations),
         ]
@@ -210,8 +206,8 @@ fn show_service(text: &mut String, service: &Service) {
 }
 
 fn show_slice(text: &mut String, slice: &EndpointSlice) {
-    writeln!(text, "slice {} of {}", slice.name, slice.service).unwrap();
-    for port in &slice.ports {
+    writeln!(text, "slice {} of {}", slice.name, slice.service.name()).unwrap();
+    for port in &*slice.ports {
         writeln!(text, "  {} {} {:?}", port.protocol, port.port, port.name).unwrap();
     }
     for endpoint in &slice.endpoints {
@@ -228,7 +224,8 @@ fn show_slice(text: &mut String, slice: &EndpointSlice) {
         if let Some(node) = &endpoint.location.node {
             write!(text, " on {node}").unwrap();
         }
-        if let Some(hints) = &endpoint.hints {
+        let hints = &endpoint.location.hints;
+        if *hints != model::Hints::default() {
             write!(text, " for zones {:?} nodes {:?}", hints.zones, hints.nodes).unwrap();
         }
         writeln!(text).unwrap();

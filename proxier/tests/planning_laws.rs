@@ -135,8 +135,8 @@ impl Conformance {
         let (mut services, mut slices, mut node) = (Vec::new(), Vec::new(), None);
         for event in loaded.events {
             match event {
-                Event::Services(Update::Reset(all)) => services = all.iter().collect(),
-                Event::EndpointSlices(Update::Reset(all)) => slices = all.iter().collect(),
+                Event::Services(Update::Reset(all)) => services = all,
+                Event::EndpointSlices(Update::Reset(all)) => slices = all,
                 Event::Node(own) => node = Some(own),
                 other => panic!("{other:?}"),
             }
@@ -161,7 +161,7 @@ impl Conformance {
                 if let (Some(object), Some(next)) = (&mut altered.object, &service(at + 1).object) {
                     object.ports = object.ports.iter().take(1).cloned().collect();
                     object.cluster_ips.clone_from(&next.cluster_ips);
-                    object.external_ips.clone_from(&next.external_ips);
+                    object.external.clone_from(&next.external);
                 }
                 Event::Services(Update::Apply(altered))
             }
@@ -188,7 +188,7 @@ impl Conformance {
                 }
                 Event::EndpointSlices(Update::Apply(moved))
             }
-            Change::RelistWithoutServices => Event::Services(Update::Reset(Vec::new().into())),
+            Change::RelistWithoutServices => Event::Services(Update::Reset(Vec::new())),
             Change::MergeServices(at, count) => {
                 Event::Services(Update::Merge(part(&self.services, at, count)))
             }
@@ -232,9 +232,9 @@ proptest! {
         }
         snapshot.apply(Event::Node(cluster.node.clone()), &mut touched);
         if is_relisted {
-            let all = Update::Reset(cluster.slices.clone().into());
+            let all = Update::Reset(cluster.slices.clone());
             snapshot.apply(Event::EndpointSlices(all), &mut touched);
-            let all = Update::Reset(cluster.services.clone().into());
+            let all = Update::Reset(cluster.services.clone());
             snapshot.apply(Event::Services(all), &mut touched);
         } else {
             for at in 0..cluster.services.len().max(cluster.slices.len()) {
@@ -247,8 +247,8 @@ proptest! {
         let mut fresh = Snapshot::default();
         for event in [
             Event::Node(cluster.node.clone()),
-            Event::Services(Update::Reset(cluster.services.clone().into())),
-            Event::EndpointSlices(Update::Reset(cluster.slices.clone().into())),
+            Event::Services(Update::Reset(cluster.services.clone())),
+            Event::EndpointSlices(Update::Reset(cluster.slices.clone())),
         ] {
             fresh.apply(event, &mut Touched::none());
         }
@@ -262,10 +262,10 @@ proptest! {
 
 /// Returns all Services of a snapshot, each with its slices.
 fn content(snapshot: &Snapshot) -> Vec<(Service, Vec<EndpointSlice>)> {
-    let slices = |service: &Service| snapshot.slices(&service.name).collect();
+    let slices = |service: &Service| snapshot.slices(&service.name).cloned().collect();
     let services = snapshot.services();
     services
-        .map(|service| (service.clone(), slices(&service)))
+        .map(|service| (service.clone(), slices(service)))
         .collect()
 }
 
@@ -345,7 +345,7 @@ fn listening(
     let mut found = Vec::new();
     for slice in snapshot.slices(&owner.service) {
         let endpoints = || slice.endpoints.iter().cloned();
-        for listed in &slice.ports {
+        for listed in &*slice.ports {
             if listed.name == port.name && listed.protocol == port.protocol {
                 let of_family = endpoints().filter(|e| e.address.is_ipv6() == is_v6);
                 found.extend(of_family.map(|e| (SocketAddr::new(e.address, listed.port), e)));

@@ -127,6 +127,7 @@ fn compare_with(kernel: FakeKernel, documents: &str, ranges: Vec<Cidr>) -> (Stri
                 ranges,
             }),
             problems: Vec::new(),
+            changed: None,
         };
         proxier.receive([Event::ServiceCidrs(Update::Apply(range))]);
     }

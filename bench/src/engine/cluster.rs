@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proxier::testing::api::{self, WireObject as _};
 use proxier::testing::model::{self, ObjectName, Protocol, TrafficPolicy};
-use proxier::testing::store::{Event, Interner, ObjectList, Parsed, Update};
+use proxier::testing::store::{Event, Interner, Parsed, Update};
 
 pub(crate) use crate::cluster::objects::NODE;
 use crate::cluster::objects::{self, Family, name, namespace, node_of};
@@ -57,8 +57,8 @@ impl Cluster {
             first == self.parsed_slice(0, interner),
             "`parsed_slice` differs from the parsed JSON of `slice`"
         );
-        let mut services = ObjectList::default();
-        let mut slices = ObjectList::default();
+        let mut services = Vec::new();
+        let mut slices = Vec::new();
         for number in 0..self.services {
             services.push(parsed_service(number, interner));
             slices.push(self.parsed_slice(number, interner));
@@ -79,7 +79,7 @@ impl Cluster {
     }
 
     fn parsed_slice(self, number: u32, interner: &mut Interner) -> Parsed<model::EndpointSlice> {
-        let service = name(number);
+        let service = ObjectName::new(namespace(number), name(number));
         let endpoint = |pod: u32, interner: &mut Interner| {
             let at = self.pod(number, pod);
             let node = node_of(at);
@@ -90,28 +90,28 @@ impl Cluster {
                 is_ready: true,
                 is_serving: true,
                 is_terminating: false,
-                location: interner.location(Some(&name), Some(&zone)),
-                hints: None,
+                location: interner.location(Some(&name), Some(&zone), model::Hints::default()),
             }
         };
         let name = ObjectName::new(namespace(number), slice_name(number));
+        let ports = vec![model::SlicePort {
+            name: interner.intern("http"),
+            protocol: Protocol::Tcp,
+            port: 8080,
+        }];
+        let ports = interner.slice_ports(ports);
         Parsed {
             name: name.clone(),
             object: Some(model::EndpointSlice {
                 name,
-                service: service.into(),
-                ports: [model::SlicePort {
-                    name: interner.intern("http"),
-                    protocol: Protocol::Tcp,
-                    port: 8080,
-                }]
-                .into(),
+                service,
+                ports,
                 endpoints: (0..self.endpoints)
                     .map(|pod| endpoint(pod, interner))
                     .collect(),
-                changed: None,
             }),
             problems: Vec::new(),
+            changed: None,
         }
     }
 
@@ -125,29 +125,29 @@ impl Cluster {
 
 fn parsed_service(number: u32, interner: &mut Interner) -> Parsed<model::Service> {
     let name = ObjectName::new(namespace(number), name(number));
+    let ports = vec![model::ServicePort {
+        name: interner.intern("http"),
+        protocol: Protocol::Tcp,
+        port: 80,
+        node_port: None,
+    }];
+    let ports = interner.service_ports(ports);
     Parsed {
         name: name.clone(),
         object: Some(model::Service {
             name,
             created: Some(std::time::UNIX_EPOCH),
             cluster_ips: [Family::V4.cluster_ip(number)].into(),
-            ports: [model::ServicePort {
-                name: interner.intern("http"),
-                protocol: Protocol::Tcp,
-                port: 80,
-                node_port: None,
-            }]
-            .into(),
+            ports,
             affinity_secs: None,
             internal_policy: TrafficPolicy::Cluster,
             external_policy: TrafficPolicy::Cluster,
-            external_ips: Box::default(),
-            load_balancer_ips: Box::default(),
-            source_ranges: Box::default(),
+            external: None,
             health_check_node_port: None,
             annotations: None,
         }),
         problems: Vec::new(),
+        changed: None,
     }
 }
 

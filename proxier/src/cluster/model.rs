@@ -5,12 +5,9 @@
 //! [`Problem`](crate::cluster::problem::Problem)s.
 
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
-
-use smallvec::SmallVec;
 
 mod annotations;
 
@@ -19,8 +16,8 @@ pub use net::{Cidr, Family, Networks, Protocol, ProxyProtocol, SourceAddress};
 
 /// The name of an object; prints as `namespace/name`, or `name` if it is cluster-scoped.
 ///
-/// Ordered by namespace, then by name.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Ordered by namespace, then by name. The default is empty, which no object's name is.
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName(
     /// The namespace, NUL and the name: one allocation, and its order is that of the two parts, because no
     /// valid name contains a character below `-`.
@@ -31,17 +28,12 @@ impl ObjectName {
     /// Returns the name of the object `name` in `namespace`, which is empty for cluster-scoped objects, such
     /// as Nodes.
     pub fn new(namespace: impl AsRef<str>, name: impl AsRef<str>) -> Self {
-        Self::of_parts(namespace.as_ref(), [name.as_ref(), ""])
+        Self([namespace.as_ref(), name.as_ref()].join("\0").into())
     }
 
-    /// Returns the name of the object in `namespace` whose name has these two parts.
-    pub(crate) fn of_parts(namespace: &str, [first, rest]: [&str; 2]) -> Self {
-        // Not a `String`, which would be an allocation more: a start makes several names of each object.
-        let mut text = SmallVec::<[u8; 128]>::new();
-        for part in [namespace, "\0", first, rest] {
-            text.extend_from_slice(part.as_bytes());
-        }
-        Self(str::from_utf8(&text).unwrap_or_default().into())
+    /// Returns the same name in the memory that `share` returns for its text.
+    pub(crate) fn share(self, share: impl FnOnce(Arc<str>) -> Arc<str>) -> Self {
+        Self(share(self.0))
     }
 
     /// Returns the namespace; empty for cluster-scoped objects.
@@ -131,27 +123,51 @@ pub struct Service {
     /// Cluster IPs, at most one per family.
     pub cluster_ips: Box<[IpAddr]>,
     /// Its ports, in the object's order; (protocol, port) and names are unique.
-    pub ports: Box<[ServicePort]>,
+    pub ports: Arc<[ServicePort]>,
     /// The timeout of session affinity in seconds, 1 to 86,400; `None` without affinity.
     pub affinity_secs: Option<u32>,
     /// The endpoints of traffic to the cluster IPs.
     pub internal_policy: TrafficPolicy,
     /// The endpoints of traffic to external IPs, load-balancer addresses and node ports.
     pub external_policy: TrafficPolicy,
-    /// `spec.externalIPs` of the cluster IPs' families, without duplicates.
-    pub external_ips: Box<[IpAddr]>,
-    /// Addresses of `status.loadBalancer.ingress` with mode VIP, of the cluster IPs' families,
-    /// without duplicates.
-    pub load_balancer_ips: Box<[IpAddr]>,
-    /// `spec.loadBalancerSourceRanges`; a family without a range accepts every source.
-    pub source_ranges: Box<[Cidr]>,
+    /// Its addresses for clients outside the cluster; `None` for most Services.
+    pub external: Option<Box<ExternalAddresses>>,
     /// `spec.healthCheckNodePort`, if the type and the external policy require one.
     pub health_check_node_port: Option<u16>,
     /// The options of its annotations; `None` for most Services.
     pub annotations: Option<Box<Annotations>>,
 }
 
+/// The addresses of a Service for clients outside the cluster, and the ranges of these clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExternalAddresses {
+    /// `spec.externalIPs` of the cluster IPs' families, without duplicates.
+    pub external_ips: Vec<IpAddr>,
+    /// Addresses of `status.loadBalancer.ingress` with mode VIP, of the cluster IPs' families,
+    /// without duplicates.
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// `spec.loadBalancerSourceRanges`; a family without a range accepts every source.
+    pub source_ranges: Vec<Cidr>,
+}
+
+impl ExternalAddresses {
+    /// Returns them as a [`Service`] has them: `None` if there are none.
+    pub fn boxed(self) -> Option<Box<Self>> {
+        (self != Self::default()).then(|| Box::new(self))
+    }
+}
+
 impl Service {
+    /// Returns its addresses for clients outside the cluster.
+    pub fn external(&self) -> &ExternalAddresses {
+        static NONE: ExternalAddresses = ExternalAddresses {
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            source_ranges: Vec::new(),
+        };
+        self.external.as_deref().unwrap_or(&NONE)
+    }
+
     /// Returns whether its plan depends on the regions of other nodes.
     pub fn needs_regions(&self) -> bool {
         let annotations = self.annotations.as_deref();
@@ -161,7 +177,7 @@ impl Service {
 }
 
 /// A port of a Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServicePort {
     /// Its name; empty if unnamed.
     pub name: Arc<str>,
@@ -178,27 +194,16 @@ pub struct ServicePort {
 pub struct EndpointSlice {
     /// The slice's name.
     pub name: ObjectName,
-    /// The Service's name, in the slice's namespace (label `kubernetes.io/service-name`).
-    pub service: Box<str>,
+    /// Its Service, in the same namespace (label `kubernetes.io/service-name`).
+    pub service: ObjectName,
     /// The ports of every endpoint of the slice, ordered by name and protocol.
-    pub ports: Box<[SlicePort]>,
+    pub ports: Arc<[SlicePort]>,
     /// The endpoints, in the object's order.
     pub endpoints: Box<[Endpoint]>,
-    /// The time of the change of a Pod or Service that caused the last change of these endpoints,
-    /// if the annotation `endpoints.kubernetes.io/last-change-trigger-time` tells it. A
-    /// [`Snapshot`](crate::cluster::store::Snapshot) does not keep it.
-    pub changed: Option<SystemTime>,
-}
-
-impl EndpointSlice {
-    /// Returns the Service of the endpoints.
-    pub fn service_name(&self) -> ObjectName {
-        ObjectName::new(self.name.namespace(), &self.service)
-    }
 }
 
 /// A port of an [`EndpointSlice`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SlicePort {
     /// The name of the Service port; empty if unnamed.
     pub name: Arc<str>,
@@ -221,8 +226,6 @@ pub struct Endpoint {
     pub is_terminating: bool,
     /// Its node and zone, shared by all endpoints of the node.
     pub location: Arc<Location>,
-    /// Its topology hints; `None` for most endpoints.
-    pub hints: Option<Box<Hints>>,
 }
 
 impl Endpoint {
@@ -232,23 +235,15 @@ impl Endpoint {
     }
 }
 
-/// The location of an [`Endpoint`].
+/// The location of an [`Endpoint`], and for which clients it is meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Location {
     /// The node, if known.
     pub node: Option<Arc<str>>,
     /// The zone, if known.
     pub zone: Option<Arc<str>>,
-}
-
-/// Hashes the zone only without a node, because a node has one zone: locations are looked up for each endpoint.
-impl Hash for Location {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.node.hash(state);
-        if self.node.is_none() {
-            self.zone.hash(state);
-        }
-    }
+    /// The topology hints; empty for most endpoints.
+    pub hints: Hints,
 }
 
 /// Topology hints of an [`Endpoint`] (KEP-2433, KEP-3015).

@@ -1,34 +1,22 @@
 //! The snapshot of the cluster's objects, and the events that update it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use crate::cluster::model::{EndpointSlice, Node, NodeLocation, ObjectName, Service, ServiceCidr};
 use crate::cluster::problem::Problem;
 
-mod blocks;
-mod encoded;
-mod encoding;
 mod faults;
 mod interner;
-mod key;
-mod kinds;
-mod list;
 mod objects;
-mod shared;
 #[cfg(test)]
 mod tests;
 
-use encoded::Encoded;
 use faults::FaultyObjects;
 pub use interner::Interner;
-pub use kinds::ObjectKind;
-use kinds::has_rare_fields;
-pub use list::ObjectList;
 use objects::Objects;
-use shared::SharedValues;
 
 /// A parsed object with its problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,31 +31,30 @@ pub struct Parsed<T> {
     pub object: Option<T>,
     /// The problems of the object.
     pub problems: Vec<Problem>,
+    /// The time of the change of a Pod or Service that caused the last change of an EndpointSlice, if the
+    /// annotation `endpoints.kubernetes.io/last-change-trigger-time` tells it. A [`Snapshot`] does not keep it.
+    pub changed: Option<SystemTime>,
+}
+
+impl<T> Parsed<T> {
+    /// Returns whether nothing of the object can be used because of its problems.
+    fn is_unusable(&self) -> bool {
+        self.object.is_none() && !self.problems.is_empty()
+    }
 }
 
 /// An update of the objects of one kind.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Update<T> {
     /// Adds or replaces one object.
     Apply(Parsed<T>),
     /// Deletes one object.
     Delete(ObjectName),
     /// Replaces all objects of the kind: an object that the list lacks is deleted. A relist is one
-    /// such update.
-    Reset(ObjectList<T>),
+    /// such update. Of several objects with one name, the last counts.
+    Reset(Vec<Parsed<T>>),
     /// Adds or replaces these objects and deletes none: the list is known to be incomplete.
     Merge(Vec<Parsed<T>>),
-}
-
-impl<T: ObjectKind + fmt::Debug> fmt::Debug for Update<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Apply(object) => f.debug_tuple("Apply").field(object).finish(),
-            Self::Delete(name) => f.debug_tuple("Delete").field(name).finish(),
-            Self::Reset(all) => f.debug_tuple("Reset").field(all).finish(),
-            Self::Merge(some) => f.debug_tuple("Merge").field(some).finish(),
-        }
-    }
 }
 
 /// An event that updates the snapshot.
@@ -89,19 +76,16 @@ pub enum Event {
 impl Event {
     /// Removes the external IPs of all Services of this event.
     pub(crate) fn drop_external_ips(&mut self) {
-        let Self::Services(update) = self else {
-            return;
+        let parsed = match self {
+            Self::Services(Update::Apply(one)) => std::slice::from_mut(one),
+            Self::Services(Update::Reset(some) | Update::Merge(some)) => some,
+            _ => return,
         };
-        let edit = |service: &mut Parsed<Service>| {
-            if let Some(service) = &mut service.object {
-                service.external_ips = Box::default();
+        for service in parsed.iter_mut().filter_map(|it| it.object.as_mut()) {
+            if let Some(mut external) = service.external.take() {
+                external.external_ips.clear();
+                service.external = external.boxed();
             }
-        };
-        match update {
-            Update::Apply(service) => edit(service),
-            Update::Merge(services) => services.iter_mut().for_each(edit),
-            Update::Reset(services) => services.edit(edit),
-            Update::Delete(_) => {}
         }
     }
 }
@@ -127,27 +111,24 @@ impl Touched {
         matches!(self, Self::Some(names) if names.is_empty())
     }
 
-    /// Adds Services. If all are touched already, takes no name, because making one costs memory.
-    pub fn add(&mut self, services: impl IntoIterator<Item = ObjectName>) {
+    /// Adds Services.
+    pub fn add<'a>(&mut self, services: impl IntoIterator<Item = &'a ObjectName>) {
         if let Self::Some(names) = self {
-            names.extend(services);
+            names.extend(services.into_iter().cloned());
         }
     }
 }
 
 /// The cluster's objects, as far as this node uses them.
-///
-/// Nearly all objects rest most of the time, so they are encoded, which takes a quarter of the memory, and are
-/// decoded when a Service is planned.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     services: Objects<Service>,
-    /// In groups: those of one Service.
     slices: Objects<EndpointSlice>,
+    /// The name of each slice after that of its Service.
+    slices_of: BTreeSet<(ObjectName, ObjectName)>,
     node: Option<Node>,
     service_cidrs: Objects<ServiceCidr>,
     nodes: Objects<NodeLocation>,
-    shared: SharedValues,
     services_listed: bool,
     slices_listed: bool,
     /// The Services whose plan depends on the regions of other nodes.
@@ -162,32 +143,18 @@ impl Snapshot {
     /// An object that did not change touches no Service, so a relist costs only its differences.
     pub fn apply(&mut self, event: Event, touched: &mut Touched) {
         match event {
-            Event::Services(change) => {
-                self.services_listed |= matches!(change, Update::Reset(_));
-                let needing = &mut self.needing_regions;
-                self.services
-                    .update(change, &mut self.shared, |change, shared| {
-                        touched.add(std::iter::once_with(|| change.name()));
-                        let new = change.new.filter(|new| has_rare_fields(new.content()));
-                        let new = new.and_then(|new| new.decode::<Service>(change.name(), shared));
-                        match new.is_some_and(|new| new.needs_regions()) {
-                            true => _ = needing.insert(change.name()),
-                            false if needing.is_empty() => {}
-                            false => _ = needing.remove(&change.name()),
-                        }
-                    });
-            }
-            Event::EndpointSlices(change) => {
-                self.slices_listed |= matches!(change, Update::Reset(_));
-                self.slices.update(change, &mut self.shared, |change, _| {
-                    // A slice may pass from one Service to another, and has another key then. Both plans
-                    // change.
-                    let left = change.old.filter(|old| Some(*old) != change.new);
-                    let both = left.into_iter().chain(change.new);
-                    touched.add(both.filter_map(Encoded::group));
+            Event::Services(update) => {
+                self.services_listed |= matches!(update, Update::Reset(_));
+                self.services.update(update, |change| {
+                    touched.add([change.name]);
+                    if change.new.is_some_and(Service::needs_regions) {
+                        self.needing_regions.insert(change.name.clone());
+                    } else {
+                        self.needing_regions.remove(change.name);
+                    }
                 });
-                self.find_api_servers();
             }
+            Event::EndpointSlices(update) => self.apply_slices(update, touched),
             Event::Node(node) => {
                 let before = self.node.as_ref();
                 if !before.is_some_and(|before| before.plans_as(&node)) {
@@ -197,20 +164,39 @@ impl Snapshot {
                 self.node = Some(node);
             }
             // No plan depends on these ranges. They only decide about ownership, at the next resync.
-            Event::ServiceCidrs(change) => {
-                self.service_cidrs
-                    .update(change, &mut self.shared, |_, _| ());
-            }
-            Event::Nodes(change) => {
+            Event::ServiceCidrs(update) => self.service_cidrs.update(update, |_| ()),
+            Event::Nodes(update) => {
                 let mut moved = false;
-                self.nodes
-                    .update(change, &mut self.shared, |_, _| moved = true);
+                self.nodes.update(update, |_| moved = true);
                 if moved {
-                    touched.add(self.needing_regions.iter().cloned());
+                    touched.add(&self.needing_regions);
                     self.find_node_addresses();
                 }
             }
         }
+    }
+
+    fn apply_slices(&mut self, update: Update<EndpointSlice>, touched: &mut Touched) {
+        let is_list = matches!(update, Update::Reset(_));
+        self.slices_listed |= is_list;
+        self.slices.update(update, |change| {
+            // A slice may pass from one Service to another. Both plans change.
+            if let Some(slice) = change.old {
+                let entry = (slice.service.clone(), change.name.clone());
+                self.slices_of.remove(&entry);
+                touched.add([&slice.service]);
+            }
+            if let Some(slice) = change.new {
+                let entry = (slice.service.clone(), change.name.clone());
+                self.slices_of.insert(entry);
+                touched.add([&slice.service]);
+            }
+        });
+        if is_list {
+            // Entries that were inserted one by one leave each part of the set half empty.
+            self.slices_of = std::mem::take(&mut self.slices_of).into_iter().collect();
+        }
+        self.find_api_servers();
     }
 
     /// Marks the snapshot complete as it is.
@@ -233,8 +219,8 @@ impl Snapshot {
     }
 
     /// Returns all Services, in order of names.
-    pub fn services(&self) -> impl Iterator<Item = Service> {
-        self.services.all(&self.shared)
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.iter()
     }
 
     /// Returns the number of Services, also of those of which this node uses no part.
@@ -243,8 +229,8 @@ impl Snapshot {
     }
 
     /// Returns the Service `name`.
-    pub fn service(&self, name: &ObjectName) -> Option<Service> {
-        self.services.get(name, &self.shared)
+    pub fn service(&self, name: &ObjectName) -> Option<&Service> {
+        self.services.get(name)
     }
 
     /// Returns whether the Service `name` exists, even if this node uses no part of it.
@@ -252,21 +238,24 @@ impl Snapshot {
         self.services.has(name)
     }
 
-    /// Returns the slices of `service`, in an order that depends on their names only.
+    /// Returns the slices of `service`, in order of names.
     pub fn slices<'a>(
         &'a self,
         service: &ObjectName,
-    ) -> impl Iterator<Item = EndpointSlice> + use<'a> {
-        self.slices.group(service, &self.shared)
+    ) -> impl Iterator<Item = &'a EndpointSlice> + use<'a> {
+        let service = service.clone();
+        // No name is before the empty one.
+        let first = (service.clone(), ObjectName::default());
+        self.slices_of
+            .range(first..)
+            .take_while(move |(owner, _)| *owner == service)
+            .filter_map(|(_, name)| self.slices.get(name))
     }
 
     /// Returns the names of the nodes of all endpoints; a node may come several times.
-    ///
-    /// # Cost
-    /// Linear in the nodes, not in the endpoints.
     pub fn nodes_of_endpoints(&self) -> impl Iterator<Item = &str> {
-        let locations = self.shared.locations();
-        locations.filter_map(|location| location.node.as_deref())
+        let endpoints = self.slices.iter().flat_map(|slice| &slice.endpoints);
+        endpoints.filter_map(|endpoint| endpoint.location.node.as_deref())
     }
 
     /// Returns our own Node, once known.
@@ -281,9 +270,9 @@ impl Snapshot {
     }
 
     /// Returns the region of the node `name`, if known.
-    pub fn region(&self, name: &str) -> Option<Arc<str>> {
+    pub fn region(&self, name: &str) -> Option<&str> {
         let name = ObjectName::new("", name);
-        self.nodes.get(&name, &self.shared)?.region
+        self.nodes.get(&name)?.region.as_deref()
     }
 
     /// Returns the addresses of the API servers: the endpoints of `default/kubernetes`.
@@ -300,7 +289,7 @@ impl Snapshot {
 
     fn find_api_servers(&mut self) {
         let slices = self.slices(&ObjectName::new("default", "kubernetes"));
-        let endpoints = slices.flat_map(|slice| slice.endpoints);
+        let endpoints = slices.flat_map(|slice| &slice.endpoints);
         let found: BTreeSet<IpAddr> = endpoints.map(|endpoint| endpoint.address).collect();
         if found != *self.api_servers {
             self.api_servers = Arc::new(found);
@@ -309,8 +298,8 @@ impl Snapshot {
 
     fn find_node_addresses(&mut self) {
         let mut found = BTreeMap::new();
-        for node in self.nodes.all(&self.shared) {
-            for address in node.addresses {
+        for node in self.nodes.iter() {
+            for &address in &node.addresses {
                 found.entry(address).or_insert_with(|| node.name.clone());
             }
         }
@@ -320,8 +309,8 @@ impl Snapshot {
     }
 
     /// Returns the ranges of cluster IPs that the API server lists.
-    pub fn service_cidrs(&self) -> impl Iterator<Item = ServiceCidr> + '_ {
-        self.service_cidrs.all(&self.shared)
+    pub fn service_cidrs(&self) -> impl Iterator<Item = &ServiceCidr> {
+        self.service_cidrs.iter()
     }
 
     /// Returns whether a Service needs the locations of other nodes.

@@ -71,7 +71,7 @@ impl Meter {
                 // The first endpoint tells the family, because a slice has only one.
                 if let Update::Apply(parsed) = update
                     && let Some(slice) = &parsed.object
-                    && let Some(changed) = slice.changed.filter(|changed| *changed > self.started)
+                    && let Some(changed) = parsed.changed.filter(|changed| *changed > self.started)
                     && let Some(endpoint) = slice.endpoints.first()
                     && self.triggers.len() < MAX_TRIGGERS
                 {

@@ -10,7 +10,7 @@ use api_server::Manifest;
 use super::*;
 use crate::cluster::model::ObjectName;
 use crate::cluster::problem::{self, MAX_PROBLEMS, Problem};
-use crate::cluster::store::{Event, ObjectList, Parsed, Update};
+use crate::cluster::store::{Event, Parsed, Update};
 use crate::dataplane::ipvs::Ipvs;
 use crate::dataplane::ipvs::fake::FakeKernel;
 use crate::dataplane::ipvs::filter::FilterConfig;
@@ -100,8 +100,8 @@ fn the_monitor_of_packet_rules_starts_after_the_first_write_and_misses_no_change
             .unwrap()
             .filtering(FilterConfig::default());
         proxier.receive([
-            Event::Services(Update::Reset(ObjectList::default())),
-            Event::EndpointSlices(Update::Reset(ObjectList::default())),
+            Event::Services(Update::Reset(Vec::new())),
+            Event::EndpointSlices(Update::Reset(Vec::new())),
         ]);
         let mut daemon = Daemon::new(proxier, Periods::default(), None);
         assert!(daemon.act(Duration::from_secs(1)));
@@ -231,12 +231,13 @@ fn a_round_makes_and_formats_no_problem_of_other_services() {
     let counted = problem::work::counted();
     for number in 2..10 {
         let name = ObjectName::new("default", "web");
-        let mut web = daemon.proxier.snapshot().service(&name).unwrap();
+        let mut web = daemon.proxier.snapshot().service(&name).unwrap().clone();
         web.cluster_ips = [IpAddr::from([10, 97, 0, number])].into();
         let changed = Parsed {
             name,
             object: Some(web),
             problems: Vec::new(),
+            changed: None,
         };
         daemon.receive(Message::Event(Event::Services(Update::Apply(changed))));
         assert!(daemon.act(Duration::from_secs(u64::from(number))));

@@ -172,11 +172,11 @@ impl<K: Kernel> Ipvs<K> {
 
     /// Returns the address ranges that decide about ownership.
     fn territory(&self, planned: Planned<'_>) -> Territory {
-        let ranges = (planned.snapshot.service_cidrs()).flat_map(|cidr| cidr.ranges);
+        let ranges = (planned.snapshot.service_cidrs()).flat_map(|cidr| &cidr.ranges);
         let addresses = &planned.machine.addresses;
         let is_plausible = |range: &Cidr| Territory::doubt(range, addresses).is_none();
         Territory {
-            ours: ranges.filter(is_plausible).collect(),
+            ours: ranges.copied().filter(is_plausible).collect(),
             excluded: self.excluded.clone(),
         }
     }

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{FrontendKind, Machine, Peers};
-use crate::cluster::model::{EndpointSlice, Service};
+use crate::cluster::model::{EndpointSlice, ExternalAddresses, Service};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Snapshot;
 
@@ -80,7 +80,7 @@ impl Elsewhere {
     pub(super) fn exclude<'a>(
         &self,
         service: &'a Service,
-        slices: &[EndpointSlice],
+        slices: &[&EndpointSlice],
         is_own: impl Fn(&IpAddr) -> bool,
         problems: &mut Vec<Problem>,
     ) -> (Cow<'a, Service>, Vec<IpAddr>) {
@@ -90,9 +90,10 @@ impl Elsewhere {
         let is_api_server = |address: IpAddr| self.api_servers.contains(&address);
         let mut leads_to_api = None;
         let mut excluded = Vec::new();
+        let external = service.external();
         let fields = [
-            (FrontendKind::ExternalIp, &service.external_ips),
-            (FrontendKind::LoadBalancer, &service.load_balancer_ips),
+            (FrontendKind::ExternalIp, &external.external_ips),
+            (FrontendKind::LoadBalancer, &external.load_balancer_ips),
         ];
         for (kind, addresses) in fields {
             for &address in addresses.iter().filter(|address| !is_own(address)) {
@@ -118,9 +119,13 @@ impl Elsewhere {
             let remaining = addresses.iter().copied();
             remaining.filter(|it| !excluded.contains(it)).collect()
         };
+        let external = ExternalAddresses {
+            external_ips: remaining(&external.external_ips),
+            load_balancer_ips: remaining(&external.load_balancer_ips),
+            source_ranges: external.source_ranges.clone(),
+        };
         let service = Service {
-            external_ips: remaining(&service.external_ips),
-            load_balancer_ips: remaining(&service.load_balancer_ips),
+            external: external.boxed(),
             ..service.clone()
         };
         (Cow::Owned(service), excluded)

@@ -41,7 +41,7 @@ impl EndpointSets {
     /// The annotation `topology-keys` restricts both sets. Weights restrict neither: an endpoint of
     /// weight 0 is selected, so that it keeps its connections.
     pub(super) fn of(
-        slices: &[EndpointSlice],
+        slices: &[&EndpointSlice],
         service: &Service,
         port: &ServicePort,
         family: Family,
@@ -82,7 +82,7 @@ type Candidate<'a> = (SocketAddr, &'a Endpoint);
 /// While an endpoint moves between slices, both may contain it. The better state counts, so that
 /// the result does not depend on the order of the slices.
 fn candidates<'a>(
-    slices: &'a [EndpointSlice],
+    slices: &[&'a EndpointSlice],
     port: &ServicePort,
     family: Family,
 ) -> Vec<Candidate<'a>> {

@@ -240,7 +240,7 @@ impl Planner {
             elsewhere: self.elsewhere.clone(),
             ..Self::new(config.clone())
         };
-        let mut before = std::mem::replace(self, empty);
+        let before = std::mem::replace(self, empty);
         // Unchanged frontends keep theirs.
         self.profiles = before.profiles;
         self.problems_revision = before.problems_revision + 1;
@@ -248,17 +248,16 @@ impl Planner {
             self.require_address(address, &context);
         }
         self.kept_addresses = before.kept_addresses;
-        for mut service in snapshot.services() {
-            // Shares its memory with the ledger and with the unchanged frontends.
-            if let Some((known, _)) = before.footprints.remove_entry(&service.name) {
-                service.name = known;
-            }
-            let mut requirements = requirements(&service, &context);
+        // In order of names, so that the map can be made of them at once, without searches.
+        let mut footprints = Vec::with_capacity(snapshot.count_services());
+        for service in snapshot.services() {
+            let mut requirements = requirements(service, &context);
             self.limit_problems(&mut requirements);
             let footprint = Footprint::take(&mut requirements);
             self.claim(&service.name, requirements, &footprint, &context);
-            self.footprints.insert(service.name, footprint);
+            footprints.push((service.name.clone(), footprint));
         }
+        self.footprints = footprints.into_iter().collect();
         let contested: Vec<Frontend> = self.losers.keys().copied().collect();
         for frontend in contested {
             self.resolve(frontend, snapshot);
@@ -298,12 +297,12 @@ impl Planner {
         let names: Vec<ObjectName> = names.iter().map(withdraw).collect();
         for name in &names {
             if let Some(service) = snapshot.service(name) {
-                let mut requirements = requirements(&service, &context);
+                let mut requirements = requirements(service, &context);
                 self.limit_problems(&mut requirements);
                 let footprint = Footprint::take(&mut requirements);
                 changed.note(&self.desired, &footprint);
                 self.claim(&service.name, requirements, &footprint, &context);
-                self.footprints.insert(service.name, footprint);
+                self.footprints.insert(service.name.clone(), footprint);
             }
         }
         for &frontend in &changed.frontends {

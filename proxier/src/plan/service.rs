@@ -52,7 +52,7 @@ pub(super) struct Requirements {
 /// replan one Service alone.
 pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirements {
     let mut requirements = Requirements::default();
-    let slices: Vec<EndpointSlice> = context.snapshot.slices(&service.name).collect();
+    let slices: Vec<&EndpointSlice> = context.snapshot.slices(&service.name).collect();
     if let Some(port) = service.health_check_node_port {
         requirements.health_check = Some((port, health_check(service, &slices, context)));
     }
@@ -73,7 +73,7 @@ pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirem
         requirements,
         known: HashSet::new(),
     };
-    for port in &service.ports {
+    for port in &*service.ports {
         if context.capabilities.unsupported.contains(&port.protocol) {
             builder.reject_protocol(port);
             continue;
@@ -100,11 +100,15 @@ fn families(service: &Service) -> impl Iterator<Item = Family> + '_ {
 ///
 /// Selects the endpoints a second time. Keeping them would be more code, and few Services have a
 /// health-check port.
-fn health_check(service: &Service, slices: &[EndpointSlice], context: &Context<'_>) -> HealthCheck {
+fn health_check(
+    service: &Service,
+    slices: &[&EndpointSlice],
+    context: &Context<'_>,
+) -> HealthCheck {
     let topology = context.topology();
     let count = |family| {
         let mut addresses = BTreeSet::new();
-        for port in &service.ports {
+        for port in &*service.ports {
             let sets = EndpointSets::of(slices, service, port, family, &topology);
             if sets.is_local_ready {
                 let serving = sets.local.iter().filter(|endpoint| endpoint.weight > 0);
@@ -120,17 +124,15 @@ fn health_check(service: &Service, slices: &[EndpointSlice], context: &Context<'
 }
 
 fn addresses(service: &Service) -> impl Iterator<Item = &IpAddr> {
-    let external = service
-        .external_ips
-        .iter()
-        .chain(&service.load_balancer_ips);
+    let external = service.external();
+    let external = (external.external_ips.iter()).chain(&external.load_balancer_ips);
     service.cluster_ips.iter().chain(external)
 }
 
 /// Collects the requirements of one Service.
 struct RequirementsBuilder<'a> {
     service: &'a Service,
-    slices: &'a [EndpointSlice],
+    slices: &'a [&'a EndpointSlice],
     context: &'a Context<'a>,
     options: ServiceOptions,
     requirements: Requirements,
@@ -162,14 +164,15 @@ impl RequirementsBuilder<'_> {
     /// Adds the frontends of one port and family.
     fn port(&mut self, port: &ServicePort, family: Family) {
         let (service, context) = (self.service, self.context);
+        let external = service.external();
         let endpoints = self.endpoints(port, family);
         let of_family = |address: &&IpAddr| Family::from(**address) == family;
 
         // In order of precedence, because `add` keeps the first plan of a frontend.
         for (kind, addresses) in [
-            (FrontendKind::ClusterIp, &service.cluster_ips),
-            (FrontendKind::ExternalIp, &service.external_ips),
-            (FrontendKind::LoadBalancer, &service.load_balancer_ips),
+            (FrontendKind::ClusterIp, &*service.cluster_ips),
+            (FrontendKind::ExternalIp, &external.external_ips),
+            (FrontendKind::LoadBalancer, &external.load_balancer_ips),
         ] {
             for &address in addresses.iter().filter(of_family) {
                 let socket = SocketAddr::new(address, port.port);
@@ -190,7 +193,7 @@ impl RequirementsBuilder<'_> {
         // A dataplane masquerades the connections of these endpoints to themselves.
         let here = sets.local.iter().map(|endpoint| endpoint.address);
         self.requirements.local_endpoints.extend(here);
-        let ranges = self.service.source_ranges.iter().copied();
+        let ranges = self.service.external().source_ranges.iter().copied();
         let ranges = Networks::new(family, ranges);
         PortEndpoints {
             // Ranges of the other family restrict that family only.
@@ -231,8 +234,8 @@ impl RequirementsBuilder<'_> {
         let is_local_external = scope != Scope::Internal && policy == TrafficPolicy::Local;
         // As in kube-proxy, the ranges apply to load-balancer addresses only. `spec.externalIPs` may
         // contain the same address; its frontend must then have the ranges, too.
-        let has_ranges =
-            scope == Scope::External && self.service.load_balancer_ips.contains(&socket.ip());
+        let balanced = &self.service.external().load_balancer_ips;
+        let has_ranges = scope == Scope::External && balanced.contains(&socket.ip());
         let access = Access {
             scope,
             policy,

@@ -13,7 +13,7 @@ const SAMPLES: usize = 3;
 /// `None` if it exists, or if no endpoint names any node, because then no decision depends on it.
 ///
 /// # Cost
-/// Linear in the nodes, while the Node does not exist.
+/// Linear in the endpoints, while the Node does not exist.
 pub(super) fn missing(name: &str, snapshot: &Snapshot) -> Option<Problem> {
     if name.is_empty() || snapshot.node().is_some() {
         return None;

@@ -79,10 +79,8 @@ fn receive(proxier: &mut Fake, manifests: &[Manifest]) {
 /// Applies `manifests` as the readable part of an input.
 fn receive_part(proxier: &mut Fake, manifests: &[Manifest]) {
     let part = events(manifests).into_iter().map(|event| match event {
-        Event::Services(Update::Reset(all)) => Event::Services(Update::Merge(all.iter().collect())),
-        Event::EndpointSlices(Update::Reset(all)) => {
-            Event::EndpointSlices(Update::Merge(all.iter().collect()))
-        }
+        Event::Services(Update::Reset(all)) => Event::Services(Update::Merge(all)),
+        Event::EndpointSlices(Update::Reset(all)) => Event::EndpointSlices(Update::Merge(all)),
         other => other,
     });
     proxier.receive(part);

@@ -288,7 +288,7 @@ impl Node {
         for (key, destination) in self.kernel.take_lost() {
             let after = self.proxier.snapshot();
             let exists = |name: &ObjectName| {
-                let owner = |it: Service| it.name == *name;
+                let owner = |it: &Service| it.name == *name;
                 before.services().any(owner) && after.services().any(owner)
             };
             let owner = owned.owner(&key);

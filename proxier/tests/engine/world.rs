@@ -9,8 +9,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proxier::testing::model::{
-    Endpoint, EndpointSlice, Location, ObjectName, Protocol, Service, ServicePort, SlicePort,
-    TrafficPolicy,
+    Endpoint, EndpointSlice, ExternalAddresses, Location, ObjectName, Protocol, Service,
+    ServicePort, SlicePort, TrafficPolicy,
 };
 use proxier::testing::store::{Event, Parsed, Update};
 
@@ -68,7 +68,7 @@ fn edit() -> impl Strategy<Value = Edit> {
 }
 
 /// Returns the external address with this number: few, so that Services conflict.
-fn external(last: Option<u8>) -> Box<[IpAddr]> {
+fn external(last: Option<u8>) -> Vec<IpAddr> {
     let address = |last| IpAddr::from([192, 0, 2, last]);
     last.map(address).into_iter().collect()
 }
@@ -133,9 +133,11 @@ fn service() -> impl Strategy<Value = Service> {
                     affinity_secs: is_sticky.then_some(600),
                     internal_policy,
                     external_policy,
-                    external_ips: external(external_ip),
-                    load_balancer_ips: Box::default(),
-                    source_ranges: Box::default(),
+                    external: ExternalAddresses {
+                        external_ips: external(external_ip),
+                        ..ExternalAddresses::default()
+                    }
+                    .boxed(),
                     health_check_node_port: None,
                     annotations: None,
                 }
@@ -159,13 +161,12 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
             is_terminating: state == 1,
             location: Arc::new(Location {
                 node: Some(if is_here { "here" } else { "other" }.into()),
-                zone: None,
+                ..Location::default()
             }),
-            hints: None,
         };
         EndpointSlice {
             name,
-            service: service.into(),
+            service: ObjectName::new("default", service),
             ports: [
                 port(0, Protocol::Tcp),
                 port(1, Protocol::Tcp),
@@ -173,7 +174,6 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
             ]
             .into(),
             endpoints: endpoints.into_iter().map(endpoint).collect(),
-            changed: None,
         }
     })
 }
@@ -183,6 +183,7 @@ fn parsed<T: Clone>((name, object): (&ObjectName, &T)) -> Parsed<T> {
         name: name.clone(),
         object: Some(object.clone()),
         problems: Vec::new(),
+        changed: None,
     }
 }
 
@@ -204,10 +205,14 @@ impl World {
                 match edit {
                     Edit::InternalPolicy(policy) => service.internal_policy = policy,
                     Edit::ExternalPolicy(policy) => service.external_policy = policy,
-                    Edit::ExternalIps(last) => service.external_ips = external(last),
-                    Edit::LoadBalancerIps(last) => service.load_balancer_ips = external(last),
+                    Edit::ExternalIps(last) => {
+                        service.external.get_or_insert_default().external_ips = external(last);
+                    }
+                    Edit::LoadBalancerIps(last) => {
+                        service.external.get_or_insert_default().load_balancer_ips = external(last);
+                    }
                     Edit::NodePorts(more) => {
-                        let ports = service.ports.iter_mut();
+                        let ports = Arc::make_mut(&mut service.ports).iter_mut();
                         ports
                             .for_each(|port| port.node_port = Some(30_000 + port.port - 80 + more));
                     }

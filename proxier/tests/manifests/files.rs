@@ -94,7 +94,7 @@ impl Reloaded {
             self.snapshot.apply(event, &mut Touched::none());
         }
         let services = self.snapshot.services();
-        let name = |service: proxier::testing::model::Service| service.name.name().to_owned();
+        let name = |service: &proxier::testing::model::Service| service.name.name().to_owned();
         (is_whole, services.map(name).collect())
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use api_server::ApiServer;
 use proxier::testing::problem::Problem;
-use proxier::testing::store::{Event, ObjectKind, Parsed, Update};
+use proxier::testing::store::{Event, Parsed, Update};
 use proxier::testing::watch::{
     self, Encoding, NodeScope, ServerLocation, Status, Timeouts, Watch, WatchConfig, WatchMessage,
 };
@@ -138,7 +138,7 @@ pub(crate) fn config(server: &ApiServer) -> WatchConfig {
 
 /// Returns an update as text: `reset [a/b, a/c?]`, `apply a/b` or `delete a/b`. An object without
 /// content is marked with `?`, and an object with problems with `!`.
-pub(crate) fn brief<T: ObjectKind>(change: &Update<T>) -> String {
+pub(crate) fn brief<T>(change: &Update<T>) -> String {
     let name = |parsed: &Parsed<T>| {
         let mut text = parsed.name.to_string();
         text.extend(parsed.object.is_none().then_some('?'));
@@ -149,7 +149,7 @@ pub(crate) fn brief<T: ObjectKind>(change: &Update<T>) -> String {
     match change {
         Update::Apply(parsed) => format!("apply {}", name(parsed)),
         Update::Delete(gone) => format!("delete {gone}"),
-        Update::Reset(all) => format!("reset [{}]", names(&all.iter().collect::<Vec<_>>())),
+        Update::Reset(all) => format!("reset [{}]", names(all)),
         Update::Merge(some) => format!("merge [{}]", names(some)),
     }
 }

@@ -138,9 +138,13 @@ impl WireObject for EndpointSliceObject<'_> {
     fn parse(&self, interner: &mut Interner) -> Result<Parsed<Self::Object>, Problem> {
         let name = self.metadata.object_name("EndpointSlice")?;
         let kind = "EndpointSlice";
-        Ok(Parser::parse(kind, name, interner, |name, parser| {
-            self.read(name, parser)
-        }))
+        let parsed = Parser::parse(kind, name, interner, |name, parser| self.read(name, parser));
+        Ok(Parsed {
+            // Only a metric uses it, so that an unreadable time is no Problem.
+            changed: (self.metadata.annotations.trigger_time.as_str())
+                .and_then(|time| humantime::parse_rfc3339(time).ok()),
+            ..parsed
+        })
     }
 }
 
@@ -194,24 +198,21 @@ impl EndpointSliceObject<'_> {
         }
         Some(model::EndpointSlice {
             name: name.clone(),
-            service: service.into(),
-            ports: ports.into(),
+            service: (parser.interner).name(model::ObjectName::new(name.namespace(), service)),
+            ports,
             endpoints: endpoints.into(),
-            // Only a metric uses it, so that an unreadable time is no Problem.
-            changed: (self.metadata.annotations.trigger_time.as_str())
-                .and_then(|time| humantime::parse_rfc3339(time).ok()),
         })
     }
 }
 
-/// Parses the ports at the path `at`. Returns them ordered by name and protocol.
+/// Parses the ports at the path `at`. Returns them ordered by name and protocol, in shared memory.
 ///
 /// A port without a name gets the empty name. The API server adds it; a manifest may lack it.
 pub(super) fn slice_ports(
     at: &str,
     wire: &[SlicePortObject<'_>],
     parser: &mut Parser<'_>,
-) -> Vec<model::SlicePort> {
+) -> Arc<[model::SlicePort]> {
     let instead = "the port is skipped";
     let mut ports = Vec::with_capacity(wire.len());
     let mut seen = SeenValues::new();
@@ -237,7 +238,7 @@ pub(super) fn slice_ports(
         });
     }
     ports.sort_by(|one, other| (&one.name, one.protocol).cmp(&(&other.name, other.protocol)));
-    ports
+    parser.interner.slice_ports(ports)
 }
 
 impl EndpointObject<'_> {
@@ -274,16 +275,16 @@ impl EndpointObject<'_> {
             is_serving,
             is_terminating,
             location: self.location(at, parser),
-            hints: self.hints.read(at, parser),
         })
     }
 
     fn location(&self, at: Arguments<'_>, parser: &mut Parser<'_>) -> Arc<Location> {
+        let hints = self.hints.read(at, parser);
         // Nearly all endpoints have a location that an earlier endpoint had. It was checked then.
         if self.node_name.is_optional_text()
             && self.zone.is_optional_text()
             && let (node, zone) = (self.node_name.as_str(), self.zone.as_str())
-            && let Some(known) = parser.interner.known_location(node, zone)
+            && let Some(known) = parser.interner.known_location(node, zone, &hints)
         {
             return known;
         }
@@ -293,7 +294,7 @@ impl EndpointObject<'_> {
             let message = "is not a zone; the endpoint's zone is unknown";
             parser.problem(format_args!("{at}.zone"), &self.zone, message);
         }
-        parser.interner.location(node.as_deref(), zone)
+        parser.interner.location(node.as_deref(), zone, hints)
     }
 }
 
@@ -322,10 +323,7 @@ pub(super) fn node_name<'a>(
 }
 
 impl EndpointHints<'_> {
-    fn read(&self, at: Arguments<'_>, parser: &mut Parser<'_>) -> Option<Box<Hints>> {
-        if self.for_zones.is_empty() && self.for_nodes.is_empty() {
-            return None;
-        }
+    fn read(&self, at: Arguments<'_>, parser: &mut Parser<'_>) -> Hints {
         let mut names = |list: &[Hint<'_>], field: &str| {
             let mut names = Vec::with_capacity(list.len());
             for (index, hint) in list.iter().enumerate() {
@@ -340,10 +338,10 @@ impl EndpointHints<'_> {
             }
             names
         };
-        let zones = names(&self.for_zones, "forZones");
-        let nodes = names(&self.for_nodes, "forNodes");
-        // `None` and not an empty box: most endpoints have no hints.
-        (!zones.is_empty() || !nodes.is_empty()).then(|| Box::new(Hints { zones, nodes }))
+        Hints {
+            zones: names(&self.for_zones, "forZones"),
+            nodes: names(&self.for_nodes, "forNodes"),
+        }
     }
 }
 

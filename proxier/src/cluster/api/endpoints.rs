@@ -11,7 +11,7 @@ use super::metadata::Metadata;
 use super::or_default;
 use super::parser::Parser;
 use super::scalar::Scalar;
-use crate::cluster::model::{self, Family, ObjectName};
+use crate::cluster::model::{self, Family, Hints, ObjectName};
 use crate::cluster::store::{Interner, Parsed};
 
 /// The maximum number of mirrored addresses of a subset, as in the control plane.
@@ -78,6 +78,7 @@ impl Endpoints<'_> {
             name: slice.name.clone(),
             object: Some(slice),
             problems: Vec::new(),
+            changed: None,
         });
         let mut slices: Vec<_> = slices.collect();
         if slices.is_empty() && !all.problems.is_empty() {
@@ -85,6 +86,7 @@ impl Endpoints<'_> {
                 name: slice_name(name, 0, "ipv4"),
                 object: None,
                 problems: Vec::new(),
+                changed: None,
             });
         }
         if let Some(first) = slices.first_mut() {
@@ -135,10 +137,9 @@ impl Subset<'_> {
             .filter(|(_, endpoints)| !endpoints.is_empty())
             .map(|(family, endpoints)| model::EndpointSlice {
                 name: slice_name(name, index, family),
-                service: name.name().into(),
-                ports: ports.as_slice().into(),
+                service: name.clone(),
+                ports: ports.clone(),
                 endpoints: endpoints.into(),
-                changed: None,
             })
             .collect()
     }
@@ -156,8 +157,7 @@ impl SubsetAddress<'_> {
             // The control plane's copies lack these conditions, and these are the API's defaults.
             is_serving: true,
             is_terminating: false,
-            location: parser.interner.location(node.as_deref(), None),
-            hints: None,
+            location: (parser.interner).location(node.as_deref(), None, Hints::default()),
         })
     }
 }

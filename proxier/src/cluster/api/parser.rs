@@ -34,6 +34,7 @@ impl<'a> Parser<'a> {
         interner: &'a mut Interner,
         read: impl FnOnce(&ObjectName, &mut Self) -> Option<T>,
     ) -> Parsed<T> {
+        let name = interner.name(name);
         let mut parser = Self {
             kind,
             name: name.clone(),
@@ -44,6 +45,7 @@ impl<'a> Parser<'a> {
             object: read(&name, &mut parser),
             name,
             problems: parser.problems,
+            changed: None,
         }
     }
 

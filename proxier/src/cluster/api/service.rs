@@ -257,23 +257,28 @@ impl ServiceObject<'_> {
             kind == ServiceType::LoadBalancer && external_policy == TrafficPolicy::Local;
         let created = self.metadata.created(parser);
         let ports = ports::ports(&spec.ports, parser);
+        let ports = parser.interner.service_ports(ports);
         let affinity_secs = self.affinity_secs(parser);
         let external_ips = addresses::external_ips(&spec.external_ips, &cluster_ips, parser);
         let ingress = &self.status.load_balancer.ingress;
         let load_balancer_ips = addresses::ingress_ips(ingress, &cluster_ips, parser);
         let ranges = &spec.load_balancer_source_ranges;
         let source_ranges = addresses::source_ranges(ranges, &load_balancer_ips, parser);
+        let external = model::ExternalAddresses {
+            external_ips,
+            load_balancer_ips,
+            source_ranges,
+        };
+        let external = external.boxed();
         Some(model::Service {
             name: name.clone(),
             created,
-            ports: ports.into(),
+            ports,
             affinity_secs,
             internal_policy,
             external_policy,
-            external_ips: external_ips.into(),
-            load_balancer_ips: load_balancer_ips.into(),
+            external,
             cluster_ips: cluster_ips.into(),
-            source_ranges: source_ranges.into(),
             health_check_node_port: has_health_check
                 .then(|| self.health_check_node_port(parser))
                 .flatten(),

@@ -56,10 +56,6 @@ impl FaultyObjects {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.by_name.is_empty()
-    }
-
     pub(super) fn listed(&self) -> impl Iterator<Item = &Problem> {
         self.by_name.values().flatten()
     }

@@ -1,263 +1,187 @@
 //! The objects of one kind, by name.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::marker::PhantomData;
-use std::ops::{Bound, Range};
+use std::collections::BTreeMap;
 
-use super::encoded::Encoded;
 use super::faults::{Faults, FaultyObjects};
-use super::key::{self, KeyBytes};
-use super::kinds::ObjectKind;
-use super::shared::{Renumbering, SharedValues};
 use super::{Parsed, Update};
 use crate::cluster::model::ObjectName;
-use crate::dataplane::ipvs::packed::pack_set;
 
-/// The objects of one kind, encoded.
+/// The objects of one kind, by name.
 #[derive(Clone, Debug)]
 pub(super) struct Objects<T> {
-    encoded: BTreeSet<Encoded>,
-    /// The groups of the objects that are not in the usual group of their name. Without it, they could not be
-    /// found by name.
-    unusual_groups: BTreeMap<ObjectName, Box<str>>,
+    /// `None` is an object of which this node uses no part.
+    objects: BTreeMap<ObjectName, Option<T>>,
     /// The problems of the objects that have some.
     faulty: FaultyObjects,
-    kind: PhantomData<fn() -> T>,
-}
-
-/// An object at rest with its problems.
-struct Stored {
-    encoded: Encoded,
-    faults: Option<Faults>,
-}
-
-impl Stored {
-    /// Returns whether nothing of the object can be used because of its problems.
-    fn is_unusable(&self) -> bool {
-        self.faults.is_some() && !self.encoded.has_content()
-    }
-}
-
-impl PartialEq for Stored {
-    fn eq(&self, other: &Self) -> bool {
-        self.encoded.bytes() == other.encoded.bytes() && self.faults == other.faults
-    }
 }
 
 /// A change of one object.
-pub(super) struct ObjectChange<'a> {
-    /// The object before or after the change. Both have the same name.
-    object: &'a Encoded,
-    pub(super) old: Option<&'a Encoded>,
-    pub(super) new: Option<&'a Encoded>,
-}
-
-impl ObjectChange<'_> {
-    /// Returns the object's name. It is not at hand: making it costs memory, and a first list needs none.
-    pub(super) fn name(&self) -> ObjectName {
-        self.object.name()
-    }
+pub(super) struct ObjectChange<'a, T> {
+    /// The object's name.
+    pub(super) name: &'a ObjectName,
+    /// The parts that this node used before.
+    pub(super) old: Option<&'a T>,
+    /// The parts that this node uses now.
+    pub(super) new: Option<&'a T>,
 }
 
 impl<T> Default for Objects<T> {
     fn default() -> Self {
         Self {
-            encoded: BTreeSet::new(),
-            unusual_groups: BTreeMap::new(),
+            objects: BTreeMap::new(),
             faulty: FaultyObjects::default(),
-            kind: PhantomData,
         }
     }
 }
 
-impl<T: ObjectKind> Objects<T> {
-    pub(super) fn get(&self, name: &ObjectName, shared: &SharedValues) -> Option<T> {
-        let encoded = self.encoded.get(&*self.key(name))?;
-        encoded.decode(name.clone(), shared)
+impl<T: Clone + PartialEq> Objects<T> {
+    pub(super) fn get(&self, name: &ObjectName) -> Option<&T> {
+        self.objects.get(name)?.as_ref()
     }
 
     /// Returns whether the object exists, even if this node uses no part of it.
     pub(super) fn has(&self, name: &ObjectName) -> bool {
-        self.encoded.contains(&*self.key(name))
+        self.objects.contains_key(name)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.encoded.is_empty()
+        self.objects.is_empty()
     }
 
     pub(super) fn len(&self) -> usize {
-        self.encoded.len()
+        self.objects.len()
     }
 
-    pub(super) fn all(&self, shared: &SharedValues) -> impl Iterator<Item = T> {
-        let all = self.encoded.iter();
-        all.filter_map(|encoded| encoded.decode(encoded.name(), shared))
-    }
-
-    /// Returns the objects of a group, in an order that depends on their names only.
-    pub(super) fn group<'a>(
-        &'a self,
-        group: &ObjectName,
-        shared: &'a SharedValues,
-    ) -> impl Iterator<Item = T> + use<'a, T> {
-        let Range { start, end } = key::range(group);
-        // Searches for one bound only: most groups have one object, and a search takes longer than the walk.
-        let from = (Bound::Included(&*start), Bound::Unbounded);
-        let encoded = self.encoded.range::<[u8], _>(from);
-        encoded
-            .take_while(move |encoded| encoded.key() < &*end)
-            .filter_map(|encoded| encoded.decode(encoded.name(), shared))
+    /// Returns the objects of which this node uses a part, in order of names.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.objects.values().flatten()
     }
 
     pub(super) fn faulty(&self) -> &FaultyObjects {
         &self.faulty
     }
 
-    /// Applies `change` and calls `differs` for each changed object.
+    /// Applies `update` and calls `differs` for each changed object.
     pub(super) fn update(
         &mut self,
-        change: Update<T>,
-        shared: &mut SharedValues,
-        mut differs: impl FnMut(ObjectChange<'_>, &SharedValues),
+        update: Update<T>,
+        mut differs: impl FnMut(ObjectChange<'_, T>),
     ) {
-        match change {
-            Update::Apply(new) => self.replace(new, shared, &mut differs),
+        match update {
+            Update::Apply(new) => self.apply(new, &mut differs),
             Update::Merge(some) => {
                 for new in some {
-                    self.replace(new, shared, &mut differs);
+                    self.apply(new, &mut differs);
                 }
             }
             Update::Delete(name) => {
-                if let Some(old) = self.take(&name) {
-                    remove(&old.encoded, shared, &mut differs);
+                self.faulty.remove(&name);
+                if let Some(old) = self.objects.remove(&name) {
+                    ObjectChange::report_removal(&name, old.as_ref(), &mut differs);
                 }
             }
-            Update::Reset(mut all) => {
-                // Each object passes from one set to the other, and the objects at rest reuse the memory of the
-                // list's blocks, so a relist needs no memory of its own.
-                let mut before = std::mem::take(self);
-                self.faulty = before.faulty.begin_again();
-                let shared_before = all.take_shared();
-                let mut numbers = Renumbering::new(&shared_before);
-                all.consume(|bytes, problems| {
-                    let new = Stored {
-                        encoded: Encoded::renumbered(bytes, &mut numbers, shared),
-                        faults: None,
-                    };
-                    // The last of several objects with one name wins.
-                    let old = before.take_older(&new.encoded);
-                    let old = old.or_else(|| self.take_older(&new.encoded));
-                    self.put(old, new, problems, shared, &mut differs);
-                });
-                for old in before.encoded {
-                    remove(&old, shared, &mut differs);
+            Update::Reset(all) => self.reset(all, &mut differs),
+        }
+    }
+
+    fn apply(&mut self, mut new: Parsed<T>, differs: &mut impl FnMut(ObjectChange<'_, T>)) {
+        let old_faults = self.faulty.remove(&new.name);
+        let old = self.objects.get_mut(&new.name);
+        let replaced = succeed(
+            old.as_deref(),
+            old_faults,
+            &mut new,
+            &mut self.faulty,
+            differs,
+        );
+        match (old, replaced) {
+            (Some(old), Some(object)) => *old = object,
+            (None, Some(object)) => _ = self.objects.insert(new.name, object),
+            (_, None) => {}
+        }
+    }
+
+    fn reset(&mut self, mut all: Vec<Parsed<T>>, differs: &mut impl FnMut(ObjectChange<'_, T>)) {
+        // Nearly sorted already, as the API server lists objects by name.
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        all.dedup_by(|later, earlier| {
+            let is_same = later.name == earlier.name;
+            if is_same {
+                std::mem::swap(later, earlier);
+                if earlier.is_unusable() {
+                    earlier.object = later.object.take();
                 }
-                // Most objects arrive in a first list, so this decides the memory per object.
-                pack_set(&mut self.encoded);
             }
-        }
-    }
-
-    fn replace(
-        &mut self,
-        new: Parsed<T>,
-        shared: &mut SharedValues,
-        differs: &mut impl FnMut(ObjectChange<'_>, &SharedValues),
-    ) {
-        let stored = Stored {
-            encoded: Encoded::encode(&new.name, new.object.as_ref(), shared),
-            faults: None,
+            is_same
+        });
+        let mut faulty_before = self.faulty.begin_again();
+        std::mem::swap(&mut self.faulty, &mut faulty_before);
+        let mut before = std::mem::take(&mut self.objects).into_iter().peekable();
+        let mut remove_until = |new: Option<&ObjectName>, differs: &mut _| {
+            while let Some((name, old)) = before.next_if(|(old, _)| new.is_none_or(|new| old < new))
+            {
+                ObjectChange::report_removal(&name, old.as_ref(), differs);
+            }
+            before.next_if(|(old, _)| Some(old) == new)
         };
-        let old = self.take(&new.name);
-        self.put(old, stored, new.problems.into(), shared, differs);
-    }
-
-    /// Adds `new` with its `problems`, which replaces `old`.
-    fn put(
-        &mut self,
-        old: Option<Stored>,
-        mut new: Stored,
-        problems: Faults,
-        shared: &mut SharedValues,
-        differs: &mut impl FnMut(ObjectChange<'_>, &SharedValues),
-    ) {
-        new.faults = self.faulty.admit(problems);
-        if let Some(old) = &old
-            && new.is_unusable()
-        {
-            // The object still exists in the cluster, so its clients must still be served.
-            let numbers = old.encoded.numbers();
-            numbers.for_each(|number| shared.acquire_again(number));
-            new.encoded = old.encoded.clone();
-        }
-        if old.as_ref() != Some(&new) {
-            let change = ObjectChange {
-                object: &new.encoded,
-                old: old.as_ref().map(|old| &old.encoded),
-                new: Some(&new.encoded),
-            };
-            differs(change, shared);
-        }
-        if let Some(old) = old {
-            release(&old.encoded, shared);
-        }
-        if let Some(group) = new.encoded.unusual_group() {
-            self.unusual_groups.insert(new.encoded.name(), group.into());
-        }
-        if let Some(faults) = new.faults {
-            self.faulty.insert(new.encoded.name(), faults);
-        }
-        self.encoded.insert(new.encoded);
-    }
-
-    fn take(&mut self, name: &ObjectName) -> Option<Stored> {
-        let encoded = self.encoded.take(&*self.key(name))?;
-        self.unusual_groups.remove(name);
-        let faults = self.faulty.remove(name);
-        Some(Stored { encoded, faults })
-    }
-
-    /// Takes the object with the name of `new`.
-    fn take_older(&mut self, new: &Encoded) -> Option<Stored> {
-        let unusual = &self.unusual_groups;
-        let had_unusual = || !unusual.is_empty() && unusual.contains_key(&new.name());
-        if new.unusual_group().is_some() || had_unusual() {
-            // The older object may be in another group, and have another key.
-            return self.take(&new.name());
-        }
-        // A list is nearly in the order of the keys, so nearly all its objects come after those before them.
-        if self.encoded.last().is_none_or(|last| last < new) {
-            return None;
-        }
-        let encoded = self.encoded.take(new)?;
-        let faults = match self.faulty.is_empty() {
-            true => None,
-            false => self.faulty.remove(&new.name()),
-        };
-        Some(Stored { encoded, faults })
-    }
-
-    fn key(&self, name: &ObjectName) -> KeyBytes {
-        let usual = T::usual_group(name.name());
-        let group = self.unusual_groups.get(name);
-        key::encode(name, group.map_or(usual, |group| group), usual)
+        let after = all.into_iter().map(|mut new| {
+            let old = remove_until(Some(&new.name), differs);
+            let old_faults = faulty_before.remove(&new.name);
+            let old_object = old.as_ref().map(|(_, object)| object);
+            let replaced = succeed(old_object, old_faults, &mut new, &mut self.faulty, differs);
+            match (old, replaced) {
+                // Equal objects keep the memory of the old one, which other parts of the program share.
+                (Some(old), None) => old,
+                (_, replaced) => (new.name, replaced.flatten()),
+            }
+        });
+        // Collected and not inserted one by one: a map that is made of an ordered list has no spare memory.
+        self.objects = after.collect();
+        remove_until(None, differs);
     }
 }
 
-fn remove(
-    old: &Encoded,
-    shared: &mut SharedValues,
-    differs: &mut impl FnMut(ObjectChange<'_>, &SharedValues),
-) {
-    let change = ObjectChange {
-        object: old,
-        old: Some(old),
-        new: None,
+impl<T> ObjectChange<'_, T> {
+    fn report_removal(
+        name: &ObjectName,
+        old: Option<&T>,
+        differs: &mut impl FnMut(ObjectChange<'_, T>),
+    ) {
+        differs(ObjectChange {
+            name,
+            old,
+            new: None,
+        });
+    }
+}
+
+/// Takes the object of `new`, which replaces `old` with its problems `old_faults`. `None` if both are equal.
+///
+/// Adds the problems of `new` to `faulty`.
+fn succeed<T: Clone + PartialEq>(
+    old: Option<&Option<T>>,
+    old_faults: Option<Faults>,
+    new: &mut Parsed<T>,
+    faulty: &mut FaultyObjects,
+    differs: &mut impl FnMut(ObjectChange<'_, T>),
+) -> Option<Option<T>> {
+    let object = if new.is_unusable() {
+        // The object still exists in the cluster, so its clients must still be served.
+        old.cloned().flatten()
+    } else {
+        new.object.take()
     };
-    differs(change, shared);
-    release(old, shared);
-}
-
-fn release(encoded: &Encoded, shared: &mut SharedValues) {
-    encoded.numbers().for_each(|number| shared.release(number));
+    let faults = faulty.admit(std::mem::take(&mut new.problems).into());
+    let is_same = old == Some(&object);
+    if !is_same || old_faults != faults {
+        differs(ObjectChange {
+            name: &new.name,
+            old: old.and_then(Option::as_ref),
+            new: object.as_ref(),
+        });
+    }
+    if let Some(faults) = faults {
+        faulty.insert(new.name.clone(), faults);
+    }
+    (!is_same).then_some(object)
 }

@@ -118,5 +118,8 @@ fn deletion_rules<'a>(
 fn first_addresses(snapshot: &Snapshot) -> BTreeSet<IpAddr> {
     let api_server = ObjectName::new("default", "kubernetes");
     let service = snapshot.service(&api_server).into_iter();
-    service.flat_map(|service| service.cluster_ips).collect()
+    service
+        .flat_map(|service| &service.cluster_ips)
+        .copied()
+        .collect()
 }

@@ -175,11 +175,11 @@ pub(super) fn node_port_addresses(planned: Planned<'_>, owned: &Owned) -> BTreeS
         _ => None,
     });
     let mut serving: Vec<(IpAddr, u16)> = at_machine.collect();
-    // Decoding all Services takes milliseconds, and most nodes need it only once.
+    // A look at all Services takes milliseconds, and most nodes need it only once.
     if serving.is_empty() {
         return BTreeSet::new();
     }
-    let ports = snapshot.services().flat_map(|service| service.ports);
+    let ports = snapshot.services().flat_map(|service| &*service.ports);
     let node_ports: BTreeSet<u16> = ports.filter_map(|port| port.node_port).collect();
     serving.retain(|(_, port)| node_ports.contains(port));
     serving.into_iter().map(|(address, _)| address).collect()

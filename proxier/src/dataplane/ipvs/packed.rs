@@ -1,6 +1,6 @@
 //! Saves memory of large `BTreeMap`s.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Rebuilds a map with full nodes.
 ///
@@ -16,13 +16,6 @@ pub(crate) fn pack<K: Ord, V>(map: &mut BTreeMap<K, V>) {
     map.append(&mut old);
 }
 
-/// Rebuilds a set with full nodes, as [`pack`] does a map.
-pub(crate) fn pack_set<K: Ord>(set: &mut BTreeSet<K>) {
-    let mut old = std::mem::take(set);
-    set.extend(old.pop_first());
-    set.append(&mut old);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -34,10 +27,6 @@ mod tests {
             let mut packed = map.clone();
             pack(&mut packed);
             assert_eq!(packed, map);
-            let set: BTreeSet<u32> = map.into_keys().collect();
-            let mut packed = set.clone();
-            pack_set(&mut packed);
-            assert_eq!(packed, set);
         }
     }
 }

@@ -109,7 +109,7 @@ impl<K: Kernel> Ipvs<K> {
         }
         let config = planned.config();
         let service = snapshot.service(&owner.service);
-        service.map_or(config.drain, |service| plan::drain(&service, config))
+        service.map_or(config.drain, |service| plan::drain(service, config))
     }
 
     /// Returns the observed virtual servers of this frontend's inside marks. While an earlier mark drains, there are

@@ -156,7 +156,7 @@ fn rewritten_sources(view: &Compared<'_>) -> Vec<Finding> {
     let services = view.snapshot.services();
     let marked: BTreeSet<(Protocol, u16)> = services
         .filter(|service| service.external_policy == TrafficPolicy::Cluster)
-        .flat_map(|service| service.ports)
+        .flat_map(|service| &*service.ports)
         // kube-proxy matches SCTP node ports by address too.
         .filter(|port| port.protocol != Protocol::Sctp)
         .filter_map(|port| Some((port.protocol, port.node_port?)))

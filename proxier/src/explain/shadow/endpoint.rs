@@ -52,7 +52,7 @@ pub(super) fn rejected(
         };
     }
     let service = view.snapshot.service(&server.owner().service);
-    let annotations = service.and_then(|service| service.annotations);
+    let annotations = service.and_then(|service| service.annotations.as_deref());
     match annotations.is_some_and(|annotations| annotations.topology_keys.is_some()) {
         true => ChangeCause::TopologyKeys,
         false => ChangeCause::Hints,
@@ -60,22 +60,22 @@ pub(super) fn rejected(
 }
 
 /// Returns the endpoint of `server`'s Service port at `key`. If it is listed twice, its better state counts.
-fn listed(
+fn listed<'a>(
     (frontend, server): (&ipvs::ServiceKey, &WantedServer<'_>),
     key: ipvs::DestinationKey,
-    view: &Compared<'_>,
-) -> Option<Endpoint> {
+    view: &Compared<'a>,
+) -> Option<&'a Endpoint> {
     // A firewall mark has no protocol; its port's name identifies the port.
     let protocol = Frontend::of(frontend).map(|frontend| frontend.protocol);
     let slices = view.snapshot.slices(&server.owner().service);
-    let listens = |slice: &EndpointSlice| {
+    let listens = |slice: &&EndpointSlice| {
         slice.ports.iter().any(|port| {
             port.name == server.owner().port
                 && port.port == key.port
                 && protocol.is_none_or(|it| it == port.protocol)
         })
     };
-    let endpoints = slices.filter(listens).flat_map(|slice| slice.endpoints);
+    let endpoints = slices.filter(listens).flat_map(|slice| &slice.endpoints);
     let endpoints = endpoints.filter(|endpoint| endpoint.address == key.address);
     endpoints.max_by_key(|endpoint| {
         let serves = endpoint.is_serving && endpoint.is_terminating;

@@ -162,6 +162,6 @@ fn annotates(
     test: impl Fn(&crate::cluster::model::Annotations) -> bool,
 ) -> bool {
     let service = view.snapshot.service(&server.owner().service);
-    let annotations = service.and_then(|service| service.annotations);
-    annotations.is_some_and(|annotations| test(&annotations))
+    let annotations = service.and_then(|service| service.annotations.as_deref());
+    annotations.is_some_and(test)
 }

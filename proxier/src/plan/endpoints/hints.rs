@@ -28,10 +28,10 @@ impl<'a> Hinting<'a> {
         let usable = |names: fn(&Hints) -> &Vec<Arc<str>>, this: &str| {
             let mut names_this = false;
             for endpoint in ready.clone() {
-                let hints = endpoint.hints.as_deref().map(names);
-                let Some(names) = hints.filter(|names| !names.is_empty()) else {
+                let names = names(&endpoint.location.hints);
+                if names.is_empty() {
                     return false;
-                };
+                }
                 names_this |= has(names, this);
             }
             names_this
@@ -48,10 +48,10 @@ impl<'a> Hinting<'a> {
 
     /// Returns whether clients on this node may use `endpoint`.
     pub(super) fn admits(self, endpoint: &Endpoint) -> bool {
-        let hints = endpoint.hints.as_deref();
+        let hints = &endpoint.location.hints;
         match self {
-            Self::SameNode(node) => hints.is_some_and(|hints| has(&hints.nodes, node)),
-            Self::SameZone(zone) => hints.is_some_and(|hints| has(&hints.zones, zone)),
+            Self::SameNode(node) => has(&hints.nodes, node),
+            Self::SameZone(zone) => has(&hints.zones, zone),
             Self::Unrestricted => true,
         }
     }

@@ -34,7 +34,7 @@ impl Scene {
             let name = ObjectName::new("default", format!("web-{index}"));
             let slice = EndpointSlice {
                 name: name.clone(),
-                service: "web".into(),
+                service: ObjectName::new("default", "web"),
                 ports: [SlicePort {
                     name: "".into(),
                     protocol: Protocol::Tcp,
@@ -42,7 +42,6 @@ impl Scene {
                 }]
                 .into(),
                 endpoints: endpoints.iter().map(|words| endpoint(words)).collect(),
-                changed: None,
             };
             scene.apply(Event::EndpointSlices(Update::Apply(parsed(name, slice))));
         }
@@ -95,7 +94,7 @@ impl Scene {
 
     fn sets(&self, topology: &Topology<'_>) -> EndpointSets {
         let port = &self.service.ports[0];
-        let slices: Vec<EndpointSlice> = self.snapshot.slices(&self.service.name).collect();
+        let slices: Vec<&EndpointSlice> = self.snapshot.slices(&self.service.name).collect();
         EndpointSets::of(&slices, &self.service, port, Family::V4, topology)
     }
 
@@ -117,6 +116,7 @@ fn parsed<T>(name: ObjectName, object: T) -> Parsed<T> {
         name,
         object: Some(object),
         problems: vec![],
+        changed: None,
     }
 }
 
@@ -135,9 +135,7 @@ fn service() -> Service {
         affinity_secs: None,
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
-        external_ips: [].into(),
-        load_balancer_ips: [].into(),
-        source_ranges: [].into(),
+        external: None,
         health_check_node_port: None,
         annotations: None,
     }
@@ -155,7 +153,6 @@ fn endpoint(words: &str) -> Endpoint {
         is_serving: true,
         is_terminating: false,
         location: Arc::default(),
-        hints: None,
     };
     let mut location = Location::default();
     for word in words {
@@ -165,16 +162,8 @@ fn endpoint(words: &str) -> Endpoint {
         }
         match word.split_once('=') {
             Some(("in", zone)) => location.zone = Some(zone.into()),
-            Some(("to-zone", zone)) => endpoint
-                .hints
-                .get_or_insert_default()
-                .zones
-                .push(zone.into()),
-            Some(("to-node", node)) => endpoint
-                .hints
-                .get_or_insert_default()
-                .nodes
-                .push(node.into()),
+            Some(("to-zone", zone)) => location.hints.zones.push(zone.into()),
+            Some(("to-node", node)) => location.hints.nodes.push(node.into()),
             _ => {
                 endpoint.is_ready = false;
                 endpoint.is_serving = word == "terminating";

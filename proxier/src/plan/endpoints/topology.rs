@@ -1,7 +1,5 @@
 //! The node's zone and region, and their match with those of endpoints.
 
-use std::sync::Arc;
-
 use crate::cluster::model::{Endpoint, TopologyKey};
 use crate::cluster::store::Snapshot;
 
@@ -58,9 +56,7 @@ impl<'a> Topology<'a> {
             TopologyKey::Zone => {
                 self.zone.is_some() && endpoint.location.zone.as_deref() == self.zone
             }
-            TopologyKey::Region => {
-                self.region.is_some() && self.region_of(endpoint).as_deref() == self.region
-            }
+            TopologyKey::Region => self.region.is_some() && self.region_of(endpoint) == self.region,
         }
     }
 
@@ -75,7 +71,7 @@ impl<'a> Topology<'a> {
             .then_some("the objects of other nodes, which needs --watch-nodes=all")
     }
 
-    fn region_of(&self, endpoint: &Endpoint) -> Option<Arc<str>> {
+    fn region_of(&self, endpoint: &Endpoint) -> Option<&str> {
         self.snapshot.region(endpoint.location.node.as_ref()?)
     }
 }

@@ -103,6 +103,7 @@ fn a_doubtful_service_range_deletes_nothing_of_another_program() {
             ranges: ranges.map(|range| Cidr::parse(range).unwrap()).to_vec(),
         }),
         problems: Vec::new(),
+        changed: None,
     }))]);
     proxier.resync(START).unwrap();
     let found = &proxier.dataplane.kernel.state.virtual_servers;

@@ -30,6 +30,7 @@ fn the_kept_list_follows_what_decides_about_service_ranges() {
             ranges: vec![Cidr::parse("172.18.0.0/16").unwrap()],
         }),
         problems: Vec::new(),
+        changed: None,
     }))]);
     assert_eq!(objects(&mut proxier), [""; 0]);
     // Of the machine, and then of the snapshot.

@@ -8,7 +8,7 @@ use super::{Allocated, Loaded, Options, addresses, node_ports};
 use crate::cluster::api::{self, Scalar, WireObject as _};
 use crate::cluster::model::{self, ObjectName};
 use crate::cluster::problem::{Problem, Source};
-use crate::cluster::store::{Event, Interner, ObjectKind, Parsed, Update};
+use crate::cluster::store::{Event, Interner, Parsed, Update};
 
 /// The objects that were read so far.
 #[derive(Default)]
@@ -196,6 +196,7 @@ impl Inventory {
                     name,
                     object: None,
                     problems: Vec::new(),
+                    changed: None,
                 }),
             })
         });
@@ -243,9 +244,9 @@ impl Inventory {
 }
 
 /// Returns a [`Update::Merge`] for an incomplete list, which must delete nothing.
-fn update<T: ObjectKind>(objects: Vec<Parsed<T>>, is_whole: bool) -> Update<T> {
+fn update<T>(objects: Vec<Parsed<T>>, is_whole: bool) -> Update<T> {
     if is_whole {
-        Update::Reset(objects.into())
+        Update::Reset(objects)
     } else {
         Update::Merge(objects)
     }

@@ -19,7 +19,7 @@ use super::shared::Shared;
 use super::status::{Entry, FollowState};
 use super::{Timeouts, WatchMessage};
 use crate::cluster::problem::Problem;
-use crate::cluster::store::{ObjectList, Parsed, Update};
+use crate::cluster::store::{Parsed, Update};
 use crate::util::clock;
 use crate::util::conditions::{Coverage, LastingConditions};
 
@@ -78,9 +78,6 @@ impl<'a, R: Resource> Follower<'a, R> {
     const LAG_PAUSE: Duration = Duration::from_secs(1);
     /// The maximum number of problems that no event carries.
     const MAX_PROBLEMS: usize = 100;
-    /// The number of parsed objects after which the interner is replaced. An interner frees no string,
-    /// so it would keep the names of deleted nodes and zones forever.
-    const MAX_INTERNER_USES: u32 = 100_000;
 
     pub(super) fn new(shared: &'a Shared, entry: &'a Entry) -> Self {
         Self {
@@ -122,7 +119,7 @@ impl<'a, R: Resource> Follower<'a, R> {
 
     /// Sends an empty list and resets the status.
     pub(super) async fn clear(mut self) {
-        self.send(Update::Reset(ObjectList::default())).await;
+        self.send(Update::Reset(Vec::new())).await;
         let (kind, problems) = (R::PLURAL, Vec::new());
         self.shared
             .send(WatchMessage::Problems { kind, problems })
@@ -182,7 +179,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     async fn continue_without(&mut self, failure: &RequestFailure) {
         if !self.entry.is_synced() {
             tracing::info!(objects = R::PLURAL, "continuing without them: {failure}");
-            self.send(Update::Reset(ObjectList::default())).await;
+            self.send(Update::Reset(Vec::new())).await;
             self.entry.record_list();
         }
         self.entry.set_state(FollowState::Absent);
@@ -204,14 +201,14 @@ impl<'a, R: Resource> Follower<'a, R> {
         self.entry.set_state(FollowState::Listing);
         // The list has all objects, so it finds all present problems again.
         self.problems.clear();
-        let mut objects = ObjectList::default();
+        let mut objects = InitialList::new();
         let mut query = self.query().list(since);
         loop {
             let head = self.page(&query, &mut objects).await?;
             match head.r#continue.filter(|token| !token.is_empty()) {
                 Some(token) => query = self.query().page(&token),
                 None => {
-                    return self.complete(objects, head.resource_version).await;
+                    return (self.complete(objects.finish(), head.resource_version)).await;
                 }
             }
         }
@@ -221,7 +218,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     async fn page(
         &mut self,
         query: &Query,
-        objects: &mut ObjectList<R::Object>,
+        objects: &mut InitialList<R::Object>,
     ) -> Result<ListVersion, RequestFailure> {
         let accept = self.shared.accept::<R>().list;
         let bound = self.shared.timeouts.response;
@@ -229,7 +226,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         self.continuity.reach();
         let mut body = ListBody::new(answer.encoding());
         while let Some(piece) = answer.next(bound).await? {
-            body.push(&piece, |object| objects.extend(self.read(object)))?;
+            body.push(&piece, |object| objects.add(self.read(object)))?;
         }
         self.entry.record_contact();
         body.finish()
@@ -402,6 +399,8 @@ impl<'a, R: Resource> Follower<'a, R> {
                 // Only the name is needed, so an object with malformed content can be deleted.
                 let name = object.name();
                 let name = name.map_err(|error| malformed("a deletion", error))?;
+                // A use of the interner, which therefore drops values of deleted objects from time to time.
+                let name = self.shared.with_interner(|interner| interner.name(name));
                 ParsedEvent::Change(Update::Delete(name), object)
             }
             EventType::Bookmark => {
@@ -437,7 +436,7 @@ impl<'a, R: Resource> Follower<'a, R> {
     /// Sends the complete list as of `version`. Fails if an older one was known.
     async fn complete(
         &mut self,
-        objects: ObjectList<R::Object>,
+        objects: Vec<Parsed<R::Object>>,
         version: String,
     ) -> Result<(), RequestFailure> {
         self.next.check(&version)?;
@@ -467,7 +466,6 @@ impl<'a, R: Resource> Follower<'a, R> {
     }
 
     async fn send(&mut self, change: Update<R::Object>) {
-        self.shared.limit_interner(Self::MAX_INTERNER_USES);
         if let Some(event) = R::event(change, &mut self.problems) {
             self.shared.send(WatchMessage::Event(event)).await;
         }

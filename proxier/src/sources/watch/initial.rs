@@ -1,25 +1,29 @@
-//! A streaming list until its end.
+//! A list until its end.
 
 use std::time::{Duration, Instant};
 
 use super::failure::RequestFailure;
-use crate::cluster::store::{ObjectKind, ObjectList, Update};
+use crate::cluster::problem::MAX_PROBLEMS;
+use crate::cluster::store::{Parsed, Update};
 
-/// The objects of a streaming list that is not complete.
+/// The objects of a list that is not complete.
 ///
 /// A server that does not know streaming lists, or a proxy before it, may send the objects and then changes, but no end.
-/// Such a list fails: at a bookmark that does not end it, or when no object has been added for the time limit of a piece.
+/// Such a streaming list fails: at a bookmark that does not end it, or when no object has been added for the time limit of a piece.
 pub(super) struct InitialList<T> {
-    objects: ObjectList<T>,
+    objects: Vec<Parsed<T>>,
+    /// The number of problems of the objects.
+    problems: usize,
     /// When the last object was added.
     grew: Instant,
 }
 
-impl<T: ObjectKind> InitialList<T> {
+impl<T> InitialList<T> {
     /// Returns an empty list.
     pub(super) fn new() -> Self {
         Self {
-            objects: ObjectList::default(),
+            objects: Vec::new(),
+            problems: 0,
             grew: Instant::now(),
         }
     }
@@ -38,20 +42,40 @@ impl<T: ObjectKind> InitialList<T> {
         RequestFailure::Malformed(why.into())
     }
 
+    /// Adds objects of the list.
+    pub(super) fn add(&mut self, objects: impl IntoIterator<Item = Parsed<T>>) {
+        for object in objects {
+            self.grew = Instant::now();
+            self.push(object);
+        }
+    }
+
     /// Applies a change that arrived before the end.
     pub(super) fn apply(&mut self, change: Update<T>) {
         self.grew = Instant::now();
         match change {
             // A duplicate does no harm, because the store uses the last one of a `Reset`.
-            Update::Apply(parsed) => self.objects.push(parsed),
-            Update::Delete(name) => self.objects.remove(&name),
-            Update::Reset(all) => self.objects = all,
-            Update::Merge(some) => self.objects.extend(some),
+            Update::Apply(object) => self.push(object),
+            Update::Delete(name) => self.objects.retain(|object| object.name != name),
+            Update::Reset(all) => {
+                self.objects.clear();
+                all.into_iter().for_each(|object| self.push(object));
+            }
+            Update::Merge(some) => some.into_iter().for_each(|object| self.push(object)),
         }
     }
 
+    /// Adds an object with those of its problems for which the list has room, but at least one, which tells that the
+    /// object has some.
+    fn push(&mut self, mut object: Parsed<T>) {
+        let room = MAX_PROBLEMS.saturating_sub(self.problems).max(1);
+        object.problems.truncate(room);
+        self.problems += object.problems.len();
+        self.objects.push(object);
+    }
+
     /// Returns all objects.
-    pub(super) fn finish(self) -> ObjectList<T> {
+    pub(super) fn finish(self) -> Vec<Parsed<T>> {
         self.objects
     }
 }

@@ -79,6 +79,7 @@ impl<'a> EncodedObject<'a> {
             name,
             object: None,
             problems: vec![Problem::new(object, "", "", message)],
+            changed: None,
         })
     }
 

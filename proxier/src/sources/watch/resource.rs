@@ -6,14 +6,14 @@ use super::encoding::ObjectForm;
 use crate::cluster::api::{self, FromProtobuf, WireObject};
 use crate::cluster::model;
 use crate::cluster::problem::Problem;
-use crate::cluster::store::{Event, ObjectKind, Update};
+use crate::cluster::store::{Event, Update};
 
 /// A kind that can be listed and watched.
 pub(super) trait Resource: Send + 'static {
     /// The type of its objects on the wire.
     type Wire<'a>: Deserialize<'a> + FromProtobuf<'a> + WireObject<Object = Self::Object>;
     /// The type of its objects in the model.
-    type Object: ObjectKind + Send;
+    type Object: Send;
 
     /// The kind's name.
     const KIND: &'static str;
@@ -95,8 +95,7 @@ impl Resource for OwnNode {
                 problems.clear();
                 Some(node)
             }
-            Update::Reset(all) => all.iter().next(),
-            Update::Merge(all) => all.into_iter().next(),
+            Update::Reset(all) | Update::Merge(all) => all.into_iter().next(),
             Update::Delete(_) => None,
         }?;
         problems.extend(node.problems);

@@ -17,15 +17,7 @@ pub(super) struct Shared {
     pub(super) encoding: Encoding,
     pub(super) timeouts: Timeouts,
     pub(super) messages: mpsc::Sender<WatchMessage>,
-    pub(super) interner: Mutex<SharedInterner>,
-}
-
-/// The interner, and the number of its uses.
-#[derive(Default)]
-pub(super) struct SharedInterner {
-    interner: Interner,
-    /// The number of objects parsed with it.
-    changes: u32,
+    pub(super) interner: Mutex<Interner>,
 }
 
 impl Shared {
@@ -36,17 +28,8 @@ impl Shared {
 
     /// Calls `work` with the interner.
     pub(super) fn with_interner<T>(&self, work: impl FnOnce(&mut Interner) -> T) -> T {
-        let mut sharing = self.interner.lock().unwrap_or_else(PoisonError::into_inner);
-        sharing.changes = sharing.changes.saturating_add(1);
-        work(&mut sharing.interner)
-    }
-
-    /// Replaces the interner after `most` uses. Objects keep their strings.
-    pub(super) fn limit_interner(&self, most: u32) {
-        let mut sharing = self.interner.lock().unwrap_or_else(PoisonError::into_inner);
-        if sharing.changes > most {
-            *sharing = SharedInterner::default();
-        }
+        let mut interner = self.interner.lock().unwrap_or_else(PoisonError::into_inner);
+        work(&mut interner)
     }
 
     /// Sends a message to the daemon.

@@ -1,4 +1,4 @@
-//! Objects at rest are the objects that arrived.
+//! After any history, a snapshot has the objects that arrived.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -10,8 +10,8 @@ use proptest::sample::select;
 
 use super::*;
 use crate::cluster::model::{
-    Annotations, Cidr, Endpoint, Hints, Location, Protocol, ProxyProtocol, SchedulerFlags,
-    ServicePort, SlicePort, SourceAddress, TopologyKey, TrafficPolicy, Weights,
+    Annotations, Cidr, Endpoint, ExternalAddresses, Hints, Location, Protocol, ProxyProtocol,
+    SchedulerFlags, ServicePort, SlicePort, SourceAddress, TopologyKey, TrafficPolicy, Weights,
 };
 
 /// Applies changes to a snapshot and expects its content to be that of a map.
@@ -90,24 +90,15 @@ impl Mirrored {
     }
 
     fn expect(&self) {
-        let services: Vec<Service> = self.snapshot.services().collect();
+        let services: Vec<Service> = self.snapshot.services().cloned().collect();
         let expected: Vec<Service> = self.services.values().cloned().collect();
         assert_eq!(services, expected);
         let mut names: BTreeSet<ObjectName> = self.services.keys().cloned().collect();
-        names.extend(self.slices.values().map(EndpointSlice::service_name));
+        names.extend(self.slices.values().map(|slice| slice.service.clone()));
         for name in names {
-            assert_eq!(
-                self.snapshot.service(&name).as_ref(),
-                self.services.get(&name)
-            );
-            let mut slices: Vec<EndpointSlice> = self.snapshot.slices(&name).collect();
-            slices.sort_by(|one, other| one.name.cmp(&other.name));
-            let expected = self
-                .slices
-                .values()
-                .filter(|slice| slice.service_name() == name);
-            let expected: Vec<EndpointSlice> = expected.cloned().collect();
-            assert_eq!(slices, expected);
+            assert_eq!(self.snapshot.service(&name), self.services.get(&name));
+            let expected = self.slices.values().filter(|slice| slice.service == name);
+            assert!(self.snapshot.slices(&name).eq(expected));
         }
     }
 }
@@ -117,23 +108,26 @@ fn parsed<T>(name: &ObjectName, object: T) -> Parsed<T> {
         name: name.clone(),
         object: Some(object),
         problems: Vec::new(),
+        changed: None,
     }
 }
 
 proptest! {
     #[test]
-    fn objects_at_rest_are_those_that_arrived(changes in vec(change(), 0..30)) {
+    fn a_snapshot_has_the_objects_that_arrived(changes in vec(change(), 0..30)) {
         let mut compared = Mirrored::default();
         for change in changes {
             compared.apply(change);
             compared.expect();
         }
-        // Without objects nothing remains of their shared values.
+        // Without objects nothing remains of them.
         let names: Vec<ObjectName> = compared.services.keys().chain(compared.slices.keys()).cloned().collect();
         for name in names {
             compared.apply(Step::Delete(name));
         }
-        prop_assert_eq!(compared.snapshot.shared.len(), 0);
+        let Snapshot { services, slices, slices_of, needing_regions, .. } = compared.snapshot;
+        prop_assert!(services.is_empty() && slices.is_empty());
+        prop_assert!(slices_of.is_empty() && needing_regions.is_empty());
     }
 }
 
@@ -190,18 +184,24 @@ fn service() -> impl Strategy<Value = Service> {
         policy(),
         policy(),
     );
+    let external = (addresses(), addresses(), vec(cidr(), 0..3));
+    let external =
+        external.prop_map(
+            |(external_ips, load_balancer_ips, source_ranges)| ExternalAddresses {
+                external_ips,
+                load_balancer_ips,
+                source_ranges,
+            },
+        );
     let seldom = (
         option::of(1_u32..=86_400),
-        addresses(),
-        addresses(),
-        vec(cidr(), 0..3),
+        external,
         option::of(1_u16..),
         option::of(annotations()),
     );
     (plain, option::of(seldom)).prop_map(|(plain, seldom)| {
         let (name, created, cluster_ips, ports, internal_policy, external_policy) = plain;
-        let (affinity_secs, external_ips, load_balancer_ips, source_ranges, port, annotations) =
-            seldom.unwrap_or_default();
+        let (affinity_secs, external, port, annotations) = seldom.unwrap_or_default();
         Service {
             name,
             created,
@@ -210,9 +210,7 @@ fn service() -> impl Strategy<Value = Service> {
             affinity_secs,
             internal_policy,
             external_policy,
-            external_ips: external_ips.into(),
-            load_balancer_ips: load_balancer_ips.into(),
-            source_ranges: source_ranges.into(),
+            external: external.boxed(),
             health_check_node_port: port,
             annotations: annotations.map(Box::new),
         }
@@ -280,19 +278,20 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
         port,
     });
     let texts = || vec(text().prop_map(Arc::from), 0..3);
-    let hints = (texts(), texts()).prop_map(|(zones, nodes)| Box::new(Hints { zones, nodes }));
+    let hints = (texts(), texts()).prop_map(|(zones, nodes)| Hints { zones, nodes });
     let endpoint = (
         any::<IpAddr>(),
         any::<[bool; 3]>(),
         option::of(text()),
         option::of(text()),
-        option::of(hints),
+        hints,
     );
     let endpoint = endpoint.prop_map(|(address, states, node, zone, hints)| {
         let [is_ready, is_serving, is_terminating] = states;
         let location = Location {
             node: node.map(Arc::from),
             zone: zone.map(Arc::from),
+            hints,
         };
         Endpoint {
             address,
@@ -300,15 +299,13 @@ fn slice() -> impl Strategy<Value = EndpointSlice> {
             is_serving,
             is_terminating,
             location: location.into(),
-            hints,
         }
     });
     let parts = (name(), text(), vec(port, 0..3), vec(endpoint, 0..4));
     parts.prop_map(|(name, service, ports, endpoints)| EndpointSlice {
+        service: ObjectName::new(name.namespace(), service),
         name,
-        service: service.into(),
         ports: ports.into(),
         endpoints: endpoints.into(),
-        changed: None,
     })
 }
