@@ -50,7 +50,6 @@ mod observe;
 pub(crate) mod observed;
 pub(crate) mod op;
 mod owners;
-pub(crate) mod packed;
 mod retire;
 pub(crate) mod retry;
 mod rules;

@@ -8,7 +8,7 @@ use std::ops::Index;
 
 use ipvs_netlink as ipvs;
 
-use crate::dataplane::ipvs::packed::pack;
+use crate::util::packed::pack;
 
 /// A key that has a short form, usually if it is of IPv4.
 pub trait SplitKey: Copy + Ord + fmt::Debug {
