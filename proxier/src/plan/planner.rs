@@ -14,6 +14,7 @@ use crate::cluster::model::ObjectName;
 use crate::cluster::problem::{MAX_PROBLEMS, Problem, ProblemList};
 use crate::cluster::store::{Snapshot, Touched};
 use crate::plan::frontend::Frontend;
+use crate::util::packed::pack;
 
 mod changed;
 mod footprint;
@@ -117,7 +118,7 @@ impl Planner {
     /// Returns whether `service` has `address`, but another machine does too, so that it is not programmed.
     pub(crate) fn is_elsewhere(&self, address: &IpAddr, service: &ObjectName) -> bool {
         let footprint = self.footprints.get(service);
-        footprint.is_some_and(|footprint| footprint.elsewhere.contains(address))
+        footprint.is_some_and(|footprint| footprint.rare().elsewhere.contains(address))
     }
 
     /// Returns the operator's choices.
@@ -154,7 +155,7 @@ impl Planner {
     pub(crate) fn list_problems(&self, snapshot: &Snapshot, problems: &mut ProblemList) {
         let faulty = self.faulty.iter();
         let footprints = faulty.filter_map(|name| self.footprints.get(name));
-        let of_services = footprints.flat_map(|footprint| &footprint.problems);
+        let of_services = footprints.flat_map(|footprint| &footprint.rare().problems);
         problems.extend(&self.common_problems);
         problems.extend(snapshot.problems());
         problems.leave_out(snapshot.unlisted());
@@ -267,6 +268,10 @@ impl Planner {
             self.choose_health_check(port, snapshot);
         }
         self.common_problems = context.problems();
+        // Nearly every entry is new, so the maps have much spare memory. After a partial update, packing
+        // would cost more than it saves.
+        pack(&mut self.desired.frontends);
+        pack(&mut self.desired.addresses);
         Changed::between(before.desired, &mut self.desired)
     }
 
@@ -340,12 +345,12 @@ impl Planner {
         for &address in &footprint.addresses {
             self.release_address(address);
         }
-        self.listed_problems -= footprint.problems.len();
-        if let Some(port) = footprint.health_port {
+        self.listed_problems -= footprint.rare().problems.len();
+        if let Some(port) = footprint.rare().health_port {
             self.problems_revision += u64::from(self.health_ports.is_contested(port));
             self.health_ports.withdraw(port, name);
         }
-        for &address in &footprint.local_endpoints {
+        for &address in &footprint.rare().local_endpoints {
             if self.shared_endpoints.remove_user(address) {
                 self.desired.local_endpoints.remove(&address);
             }
@@ -378,13 +383,13 @@ impl Planner {
         for &address in &footprint.addresses {
             self.require_address(address, context);
         }
-        for &address in &footprint.local_endpoints {
+        for &address in &footprint.rare().local_endpoints {
             if !self.desired.local_endpoints.insert(address) {
                 self.shared_endpoints.add_user(address);
             }
         }
-        if !footprint.problems.is_empty() {
-            self.listed_problems += footprint.problems.len();
+        if !footprint.rare().problems.is_empty() {
+            self.listed_problems += footprint.rare().problems.len();
             self.problems_revision += 1;
             self.faulty.insert(name.clone());
         }

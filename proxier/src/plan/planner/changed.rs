@@ -49,12 +49,12 @@ impl Changed {
                 before.frontends.insert(frontend, plan.clone());
             }
         }
-        for &address in &footprint.local_endpoints {
+        for &address in &footprint.rare().local_endpoints {
             if self.local_endpoints.insert(address) && desired.local_endpoints.contains(&address) {
                 before.local_endpoints.insert(address);
             }
         }
-        if let Some(port) = footprint.health_port
+        if let Some(port) = footprint.rare().health_port
             && self.health_checks.insert(port)
             && let Some(check) = desired.health_checks.get(&port)
         {

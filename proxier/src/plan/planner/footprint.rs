@@ -12,11 +12,18 @@ use crate::plan::service::Requirements;
 pub(super) struct Footprint {
     pub(super) frontends: Box<[Frontend]>,
     pub(super) addresses: Box<[IpAddr]>,
-    pub(super) local_endpoints: Box<[IpAddr]>,
+    /// `None` for most Services, which are many.
+    rare: Option<Box<RareParts>>,
+}
+
+/// The parts that few Services require.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct RareParts {
+    pub(super) local_endpoints: Vec<IpAddr>,
     pub(super) health_port: Option<u16>,
-    pub(super) problems: Box<[Problem]>,
+    pub(super) problems: Vec<Problem>,
     /// The addresses that other machines have.
-    pub(super) elsewhere: Box<[IpAddr]>,
+    pub(super) elsewhere: Vec<IpAddr>,
 }
 
 impl Footprint {
@@ -24,21 +31,34 @@ impl Footprint {
     pub(super) fn take(requirements: &mut Requirements) -> Self {
         let frontends = requirements.frontends.iter();
         let health_check = requirements.health_check.as_ref();
+        let local_endpoints = std::mem::take(&mut requirements.local_endpoints);
+        let rare = RareParts {
+            local_endpoints: local_endpoints.into_iter().collect(),
+            health_port: health_check.map(|&(port, _)| port),
+            problems: std::mem::take(&mut requirements.problems),
+            elsewhere: std::mem::take(&mut requirements.elsewhere),
+        };
         Self {
             frontends: frontends.map(|&(frontend, _)| frontend).collect(),
-            health_port: health_check.map(|&(port, _)| port),
             addresses: std::mem::take(&mut requirements.addresses).into(),
-            local_endpoints: std::mem::take(&mut requirements.local_endpoints)
-                .into_iter()
-                .collect(),
-            problems: std::mem::take(&mut requirements.problems).into(),
-            elsewhere: std::mem::take(&mut requirements.elsewhere).into(),
+            rare: (rare != RareParts::default()).then(|| Box::new(rare)),
         }
+    }
+
+    /// Returns the parts that few Services require.
+    pub(super) fn rare(&self) -> &RareParts {
+        static NONE: RareParts = RareParts {
+            local_endpoints: Vec::new(),
+            health_port: None,
+            problems: Vec::new(),
+            elsewhere: Vec::new(),
+        };
+        self.rare.as_deref().unwrap_or(&NONE)
     }
 
     /// Returns whether the plan of the Service may change with the knowledge of who has the addresses `changed`.
     pub(super) fn concerns(&self, changed: &BTreeSet<IpAddr>) -> bool {
-        let mut addresses = self.addresses.iter().chain(&self.elsewhere);
+        let mut addresses = self.addresses.iter().chain(&self.rare().elsewhere);
         addresses.any(|address| changed.contains(address))
     }
 }
