@@ -18,6 +18,7 @@ use crate::plan::{Capabilities, Changed, Desired, Machine, PlanConfig, Planner};
 
 pub(crate) mod answer_path;
 mod applied;
+pub(crate) mod conntrack;
 pub(crate) mod ipvs;
 pub(crate) mod nftables;
 pub(crate) mod userspace;

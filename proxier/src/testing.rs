@@ -22,7 +22,7 @@ pub mod config {
 
 pub mod conntrack {
     //! Connection tracking.
-    pub use crate::dataplane::ipvs::conntrack::{ConntrackClient, Flow, Stale, Swept};
+    pub use crate::dataplane::conntrack::{ConntrackClient, Flow, Stale, Swept};
 }
 
 pub mod daemon {

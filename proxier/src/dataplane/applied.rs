@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::dataplane::ipvs::conntrack::Swept;
+use crate::dataplane::conntrack::Swept;
 use crate::dataplane::{Failure, Outcome};
 
 /// The changes of a round and their failures.

@@ -30,7 +30,6 @@ mod apply;
 mod changes;
 pub(crate) mod companion;
 mod compare;
-pub(crate) mod conntrack;
 pub(crate) mod definition;
 pub(crate) mod destinations;
 pub(crate) mod diff;
@@ -56,6 +55,7 @@ mod rules;
 mod schedulers;
 pub(crate) mod split_map;
 mod state;
+mod strays;
 mod wanted;
 
 pub use changes::Changes;

@@ -20,7 +20,7 @@ use super::Kernel;
 use super::Wanted;
 use super::linux::Linux;
 use crate::cluster::problem::Problem;
-use crate::dataplane::ipvs::conntrack::{Stale, Swept};
+use crate::dataplane::conntrack::{Stale, Swept};
 use crate::dataplane::ipvs::destinations::Destinations;
 use crate::dataplane::ipvs::marks::MarkKey;
 use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses};

@@ -10,7 +10,7 @@ use ipvs_netlink as ipvs;
 use rustix::io::Errno;
 
 use super::Kernel;
-use crate::dataplane::ipvs::conntrack::{Stale, Swept};
+use crate::dataplane::conntrack::{Stale, Swept};
 use crate::dataplane::ipvs::marks::MarkKey;
 use crate::dataplane::ipvs::observed::{
     Connections, CountedServer, LocalAddresses, Observed, ObservedServer,

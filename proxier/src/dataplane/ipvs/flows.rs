@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
+use super::strays::Strays;
 use super::{Kernel, Wanted};
 use crate::dataplane::Failure;
-use crate::dataplane::ipvs::conntrack::{Stale, Strays, Swept};
+use crate::dataplane::conntrack::{Stale, Swept};
 use crate::dataplane::ipvs::observed::ObservedServer;
 use crate::dataplane::ipvs::op::Op;
 use crate::util::timer::Timer;

@@ -11,7 +11,7 @@ use ipvs_netlink::{SchedulerName, Service, ServiceKey};
 
 use super::Wanted;
 use crate::cluster::problem::Problem;
-use crate::dataplane::ipvs::conntrack::{Stale, Swept};
+use crate::dataplane::conntrack::{Stale, Swept};
 use crate::dataplane::ipvs::destinations::Destinations;
 use crate::dataplane::ipvs::marks::MarkKey;
 use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses, Observed};

@@ -9,8 +9,8 @@ use ipvs_netlink as ipvs;
 use tracing::Level;
 
 use super::kernel::{Kernel, MAX_OPS};
-use crate::dataplane::ipvs::conntrack;
-use crate::dataplane::ipvs::conntrack::{Stale, Swept};
+use crate::dataplane::conntrack;
+use crate::dataplane::conntrack::{Stale, Swept};
 use crate::dataplane::ipvs::destinations::Destinations;
 use crate::dataplane::ipvs::filter;
 use crate::dataplane::ipvs::marks::MarkKey;

@@ -15,7 +15,7 @@ use crate::plan::frontend::Frontend;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stale {
     frontends: BTreeMap<Frontend, BTreeSet<SocketAddr>>,
-    /// UDP endpoints that returned; their stray flows are stale ([`super::Strays`]).
+    /// UDP endpoints that returned; their stray flows are stale (`Strays` of IPVS).
     returned: BTreeSet<SocketAddr>,
 }
 

@@ -6,16 +6,14 @@
 //!
 //! ```text
 //!   Ops, Desired ──▶ Stale ──▶ ConntrackClient::sweep: one pass over the table, then deletions
-//!   Ops, time ──▶ Strays ──┘
+//!   Ops, time ──▶ Strays ──┘   (IPVS only)
 //! ```
 
 mod client;
 mod flow;
 mod stale;
-mod strays;
 mod sys;
 
 pub use client::{ConntrackClient, Swept};
 pub use flow::Flow;
 pub use stale::Stale;
-pub(crate) use strays::Strays;

@@ -1,0 +1,216 @@
+//! The table of this node, which follows the plan.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nftables::{Command, Element, Key, Match, Rule, Statement, Table, Value, Verdict};
+
+use super::clients::Clients;
+use super::names::{self, HAIRPIN, HEALTH_CHECK_PORTS, PINGABLE, SERVICE_ADDRESSES};
+use super::parts::{self, Parts};
+use super::slots::Present;
+use super::{FAMILIES, chains};
+use crate::cluster::model::{Cidr, Node, Protocol};
+use crate::dataplane::ipvs::filter::FilterConfig;
+use crate::plan::frontend::Frontend;
+use crate::plan::{Availability, Changed, Desired, FrontendPlan};
+
+#[cfg(test)]
+mod tests;
+
+/// Returns the table of a node that has to serve `desired`.
+pub fn table(desired: &Desired, config: &FilterConfig, node: Option<&Node>) -> Table {
+    let mut rules = ServiceTable::new(config, node);
+    rules.follow(desired, &everything(desired));
+    rules.table
+}
+
+/// The table of this node, which remembers the slots of each frontend.
+#[derive(Clone, Debug)]
+pub struct ServiceTable {
+    pub(super) table: Table,
+    /// The main addresses of our Node, at most one per family.
+    node_addresses: Vec<IpAddr>,
+    /// The clients inside the cluster.
+    inside: Vec<Match>,
+}
+
+/// The facts of our Node object on which rules depend.
+pub(super) struct NodeFacts<'a> {
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) pod_networks: &'a [Cidr],
+}
+
+impl ServiceTable {
+    /// Returns the table of a node without Services.
+    pub fn new(config: &FilterConfig, node: Option<&Node>) -> Self {
+        let addresses = FAMILIES.into_iter();
+        let facts = NodeFacts {
+            addresses: addresses
+                .filter_map(|family| node?.address(family))
+                .collect(),
+            pod_networks: node.map_or(&[], |node| &node.pod_cidrs),
+        };
+        Self {
+            table: chains::skeleton(config, &facts),
+            inside: Clients::on(config, &facts).inside(),
+            node_addresses: facts.addresses,
+        }
+    }
+
+    /// Returns the table.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Follows the plan, which differs from that of the last call in `changed`. Returns the commands that change the
+    /// kernel's table likewise, in one transaction.
+    ///
+    /// A chain that a change leaves without a frontend stays until [`Self::sweep`].
+    pub fn follow(&mut self, desired: &Desired, changed: &Changed) -> Vec<Command> {
+        let mut commands = Vec::new();
+        let frontends = changed.frontends.iter();
+        // A process of this node or a relay serves loopback addresses.
+        let frontends = frontends.filter(|frontend| !frontend.address.is_loopback());
+        for &frontend in frontends.clone() {
+            self.set_frontend(frontend, desired.frontends.get(&frontend), &mut commands);
+        }
+        for &address in &changed.addresses {
+            let is_in = desired.addresses.contains_key(&address);
+            let set = SERVICE_ADDRESSES.of(address.into());
+            self.set_member(set, Key::new([address.into()]), is_in, &mut commands);
+        }
+        let addresses = frontends.map(|frontend| frontend.address);
+        let addresses: BTreeSet<IpAddr> = addresses.chain(changed.addresses.clone()).collect();
+        for address in addresses {
+            let is_in = desired.addresses.contains_key(&address) && serves(desired, address);
+            let set = PINGABLE.of(address.into());
+            self.set_member(set, Key::new([address.into()]), is_in, &mut commands);
+        }
+        for &address in &changed.local_endpoints {
+            let is_in = desired.local_endpoints.contains(&address);
+            let key = Key::new([address.into(), address.into()]);
+            self.set_member(HAIRPIN.of(address.into()), key, is_in, &mut commands);
+        }
+        for &port in &changed.health_checks {
+            let is_in = desired.health_checks.contains_key(&port);
+            let key = Key::new([Value::Port(port)]);
+            self.set_member(HEALTH_CHECK_PORTS, key, is_in, &mut commands);
+        }
+        commands
+    }
+
+    /// Returns the commands that delete the chains to which no frontend leads.
+    ///
+    /// They belong in another transaction than the one that removed the last frontend: before Linux 6.2 the kernel
+    /// counts a deleted element as a user of its chain until that transaction is complete.
+    pub fn sweep(&mut self) -> Vec<Command> {
+        let mut used = BTreeSet::new();
+        for set in self.table.sets.values() {
+            for element in set.elements() {
+                if let Some(Verdict::Goto(chain) | Verdict::Jump(chain)) = element.verdict {
+                    used.insert(chain);
+                }
+            }
+        }
+        // A chain in use leads to others, and these lead to picks.
+        let mut reached: Vec<Arc<str>> = used.iter().cloned().collect();
+        while let Some(name) = reached.pop() {
+            let rules = self.table.chains.get(&name).map(|chain| &chain.rules);
+            let statements = rules.into_iter().flatten().flat_map(Rule::statements);
+            for statement in statements {
+                if let Statement::Verdict(Verdict::Goto(chain)) = statement
+                    && used.insert(chain.clone())
+                {
+                    reached.push(chain.clone());
+                }
+            }
+        }
+        let chains = self.table.chains.values();
+        let shared = chains.filter(|chain| names::is_shared(&chain.name));
+        let mut unused = Table::default();
+        for chain in shared.filter(|chain| !used.contains(&chain.name)) {
+            unused.add_chain(chain.clone());
+        }
+        let commands = unused.difference(&Table::default());
+        let apply = |command| self.table.apply(command);
+        commands.iter().for_each(apply);
+        commands
+    }
+
+    /// Gives a frontend the rules of its plan, or removes it.
+    fn set_frontend(
+        &mut self,
+        frontend: Frontend,
+        plan: Option<&FrontendPlan>,
+        commands: &mut Vec<Command>,
+    ) {
+        let present = Present::of(&self.table, &frontend);
+        let before = parts::present(&self.table, &frontend, &present);
+        let after = match plan {
+            Some(plan) => {
+                let node = parts::Node {
+                    addresses: &self.node_addresses,
+                    inside: &self.inside,
+                };
+                Parts::of(&frontend, plan, node, &present)
+            }
+            None => Parts::none(frontend.family()),
+        };
+        let first = commands.len();
+        // Before the elements that lead to them.
+        for chain in after.shared {
+            if !self.table.chains.contains_key(&chain.name) {
+                let mut new = Table::default();
+                new.add_chain(chain);
+                commands.extend(new.creation());
+            }
+        }
+        commands.extend(before.difference(&after.own));
+        for command in &commands[first..] {
+            self.table.apply(command);
+        }
+    }
+
+    fn set_member(&mut self, set: &str, key: Key, is_in: bool, commands: &mut Vec<Command>) {
+        let Some((name, members)) = self.table.sets.get_key_value(set) else {
+            return;
+        };
+        if members.contains(&key) == is_in {
+            return;
+        }
+        let command = if is_in {
+            Command::AddElement(name.clone(), Element::from(key))
+        } else {
+            Command::DeleteElement(name.clone(), key)
+        };
+        self.table.apply(&command);
+        commands.push(command);
+    }
+}
+
+/// Returns the changes from no plan to `desired`.
+fn everything(desired: &Desired) -> Changed {
+    Changed {
+        frontends: desired.frontends.keys().copied().collect(),
+        addresses: desired.addresses.keys().copied().collect(),
+        local_endpoints: desired.local_endpoints.clone(),
+        health_checks: desired.health_checks.keys().copied().collect(),
+        before: Desired::default(),
+    }
+}
+
+/// Returns whether a frontend at `address` has endpoints on any node.
+fn serves(desired: &Desired, address: IpAddr) -> bool {
+    // Frontends are ordered by address first.
+    let first = Frontend {
+        address,
+        protocol: Protocol::Tcp,
+        port: 0,
+    };
+    let there = desired.frontends.range(first..);
+    there
+        .take_while(|(frontend, _)| frontend.address == address)
+        .any(|(_, plan)| plan.profile.access.endpoints != Availability::None)
+}
