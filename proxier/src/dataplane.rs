@@ -224,6 +224,19 @@ impl Failure {
         }
     }
 
+    /// Returns the failure to open a socket for netfilter; names the module if that is missing.
+    pub(crate) fn netfilter_socket(error: netlink::Error) -> Self {
+        // `netlink_create` (Linux 6.1), if no module registered the protocol.
+        let is_missing = error.errno() == Some(Errno::PROTONOSUPPORT);
+        let mut failure = Self::from(error);
+        if is_missing {
+            let hint = "the kernel has no nfnetlink and could not load the module nfnetlink (kernel option \
+                        CONFIG_NETFILTER_NETLINK)";
+            failure.message = format!("{hint}: {}", failure.message);
+        }
+        failure
+    }
+
     /// Returns whether the kernel lacks the scheduler of a virtual server.
     ///
     /// Only valid for Ops that add or set a virtual server; other requests fail with the same error
@@ -240,3 +253,32 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+impl From<::nftables::TransactionError> for Failure {
+    fn from(error: ::nftables::TransactionError) -> Self {
+        let errno = match &error {
+            ::nftables::TransactionError::Refused { refusal, .. } => Some(refusal.errno),
+            ::nftables::TransactionError::NoNfTables => Some(Errno::OPNOTSUPP),
+            _ => None,
+        };
+        Self {
+            errno,
+            message: format!("packet rules: {error}"),
+        }
+    }
+}
+
+impl From<netlink::Error> for Failure {
+    fn from(error: netlink::Error) -> Self {
+        let errno = match &error {
+            netlink::Error::Refused { refusal, .. } => Some(refusal.errno),
+            // All other errors are the socket's. `None` tells the caller that the request may have taken
+            // effect.
+            _ => None,
+        };
+        Self {
+            errno,
+            message: error.to_string(),
+        }
+    }
+}

@@ -1,20 +1,19 @@
-//! The flows that must be deleted: a pure function of applied Ops and the desired state.
+//! The flows that must be deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use ipvs_netlink as ipvs;
-
 use super::flow::Flow;
 use crate::cluster::model::{Family, Protocol};
-use crate::dataplane::ipvs::Wanted;
-use crate::dataplane::ipvs::op::Op;
 use crate::plan::frontend::Frontend;
 
-/// The frontends with stale flows, and per frontend the endpoints whose flows stay.
+/// The flows that must be deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stale {
+    /// The frontends with stale flows, each with the endpoints whose flows stay.
     frontends: BTreeMap<Frontend, BTreeSet<SocketAddr>>,
+    /// The endpoints of frontends that may keep their connections no longer.
+    ended: BTreeSet<(Frontend, SocketAddr)>,
     /// UDP endpoints that returned; their stray flows are stale (`Strays` of IPVS).
     returned: BTreeSet<SocketAddr>,
 }
@@ -34,60 +33,24 @@ pub(super) struct DumpScope {
 const MAX_SINGLE_DUMPS: usize = 8;
 
 impl Stale {
-    /// Returns the flows that the successful `ops` made stale; `desired` is the state after them.
+    /// Makes the UDP or SCTP flows to `frontend` stale, except those that one of `endpoints` answers. Flows without an
+    /// endpoint are stale, too: a client may have sent packets before the frontend existed.
     ///
-    /// Only UDP and SCTP flows become stale: TCP connections to a removed endpoint may drain and
-    /// end by themselves. A frontend is included if it lost a destination, was deleted or was
-    /// created. Clients may send packets to its address before it is created, and those flows have
-    /// no endpoint.
-    pub fn from_ops<'a>(ops: impl IntoIterator<Item = &'a Op>, wanted: Wanted<'_>) -> Self {
-        let mut stale = Self::default();
-        let mut marks = BTreeSet::new();
-        for key in ops.into_iter().filter_map(changed) {
-            match key {
-                ipvs::ServiceKey::Mark { .. } => _ = marks.insert(key),
-                _ => stale.add(&key, wanted),
-            }
-        }
-        if marks.is_empty() {
-            return stale;
-        }
-        // The kernel tracks a flow to a mark's virtual server with the address that the client
-        // used, so the frontends of the mark are needed. The plan no longer names those of a
-        // deleted mark: each frontend without a mark may have been one.
-        let is_gone = marks.iter().any(|mark| !wanted.contains(mark));
-        for frontend in wanted.desired().frontends.keys() {
-            let mark = wanted.inside(frontend);
-            if mark.map_or(is_gone, |mark| marks.contains(&mark)) {
-                stale.add(&(*frontend).into(), wanted);
-            }
-        }
-        stale
-    }
-
-    /// Returns whether `op` may make flows stale.
-    pub fn may_result_from(op: &Op) -> bool {
-        match changed(op) {
-            Some(ipvs::ServiceKey::Address { protocol, .. }) => protocol != ipvs::Protocol::Tcp,
-            // The key of a mark has no protocol, and its frontends may use UDP or SCTP.
-            Some(_) => true,
-            None => false,
+    /// TCP connections to a removed endpoint may drain and end by themselves ([`Stale::end`]).
+    pub fn keep_only(
+        &mut self,
+        frontend: Frontend,
+        endpoints: impl IntoIterator<Item = SocketAddr>,
+    ) {
+        if frontend.protocol != Protocol::Tcp {
+            let endpoints = endpoints.into_iter().collect();
+            self.frontends.insert(frontend, endpoints);
         }
     }
 
-    /// Adds the frontend of `key`. Flows to its endpoints stay, and so do flows to the endpoints of
-    /// its mark's virtual server.
-    fn add(&mut self, key: &ipvs::ServiceKey, wanted: Wanted<'_>) {
-        let frontend = Frontend::of(key).filter(|it| it.protocol != Protocol::Tcp);
-        let Some(frontend) = frontend else {
-            return;
-        };
-        let inside = wanted.inside(&frontend);
-        let inside = inside.and_then(|mark| wanted.get(&mark));
-        let servers = [wanted.get(key), inside].into_iter().flatten();
-        let endpoints = servers.flat_map(|server| server.endpoints.iter());
-        let endpoints = endpoints.map(|it| SocketAddr::new(it.address, it.port));
-        self.frontends.insert(frontend, endpoints.collect());
+    /// Makes the flows from `frontend` to `endpoint` stale.
+    pub fn end(&mut self, frontend: Frontend, endpoint: SocketAddr) {
+        self.ended.insert((frontend, endpoint));
     }
 
     /// Sets the UDP endpoints whose stray flows are stale.
@@ -102,17 +65,19 @@ impl Stale {
 
     /// Returns whether no flow is stale.
     pub fn is_empty(&self) -> bool {
-        self.frontends.is_empty() && self.returned.is_empty()
+        self.frontends.is_empty() && self.ended.is_empty() && self.returned.is_empty()
     }
 
     /// Returns whether `flow` must be deleted.
     ///
     /// A flow to one of the frontends must be deleted if its replies come from none of the
-    /// frontend's endpoints. A stray of a returned endpoint must be deleted too.
+    /// frontend's endpoints, or from one whose time is over. A stray of a returned endpoint must be deleted too.
     pub fn contains(&self, flow: &Flow) -> bool {
-        let endpoints = self.frontends.get(&flow.frontend());
-        let has_other_endpoint = |it: &BTreeSet<_>| !it.contains(&flow.reply.source);
-        endpoints.is_some_and(has_other_endpoint) || self.is_stray(flow)
+        let (frontend, endpoint) = (flow.frontend(), flow.reply.source);
+        let endpoints = self.frontends.get(&frontend);
+        endpoints.is_some_and(|it| !it.contains(&endpoint))
+            || self.ended.contains(&(frontend, endpoint))
+            || self.is_stray(flow)
     }
 
     /// Returns whether `flow` is a stray of a returned endpoint.
@@ -137,7 +102,8 @@ impl Stale {
             protocol,
             source: None,
         };
-        let frontends = self.frontends.keys();
+        let ended = self.ended.iter().map(|(frontend, _)| frontend);
+        let frontends = self.frontends.keys().chain(ended);
         let mut scopes: BTreeSet<DumpScope> = frontends
             .map(|frontend| whole(frontend.family(), frontend.protocol))
             .collect();
@@ -154,21 +120,10 @@ impl Stale {
     }
 }
 
-/// Returns the virtual server whose flows `op` may make stale.
-fn changed(op: &Op) -> Option<ipvs::ServiceKey> {
-    match *op {
-        Op::AddService(service) => Some(service.key),
-        Op::DeleteService(key) | Op::DeleteDestination(key, _) => Some(key),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::flow::{Handle, Tuple};
     use super::*;
-    use crate::dataplane::ipvs::InsideMarks;
-    use crate::plan::{Desired, example};
 
     fn flow(protocol: Protocol, to: &str, answered_by: &str) -> Flow {
         let client = "10.244.1.4:5000".parse().unwrap();
@@ -187,99 +142,53 @@ mod tests {
         }
     }
 
-    fn key(protocol: ipvs::Protocol, frontend: &str) -> ipvs::ServiceKey {
-        let frontend: SocketAddr = frontend.parse().unwrap();
-        ipvs::ServiceKey::Address {
+    fn frontend_at(protocol: Protocol, socket: &str) -> Frontend {
+        let socket: SocketAddr = socket.parse().unwrap();
+        Frontend {
             protocol,
-            address: frontend.ip(),
-            port: frontend.port(),
+            address: socket.ip(),
+            port: socket.port(),
         }
-    }
-
-    fn destination(endpoint: &str) -> ipvs::Destination {
-        let endpoint: SocketAddr = endpoint.parse().unwrap();
-        ipvs::Destination::new(endpoint.into(), 1)
-    }
-
-    fn desired(servers: &[(ipvs::ServiceKey, &[&str])]) -> Desired {
-        let frontends = servers.iter().map(|(key, endpoints)| {
-            let frontend = Frontend::of(key).unwrap();
-            (frontend, example::cluster_ip(endpoints))
-        });
-        Desired {
-            frontends: frontends.collect(),
-            ..Desired::default()
-        }
-    }
-
-    fn stale_after(ops: &[Op], desired: &Desired) -> Stale {
-        Stale::from_ops(ops, Wanted::new(desired, &InsideMarks::default()))
     }
 
     #[test]
-    fn flows_to_removed_endpoints_and_frontends_are_stale() {
-        let dns = key(ipvs::Protocol::Udp, "10.96.0.10:53");
-        let gone = key(ipvs::Protocol::Udp, "10.96.0.11:53");
-        let desired = desired(&[(dns, &["10.244.1.3:53"])]);
-        let ops = [
-            Op::DeleteDestination(dns, destination("10.244.1.2:53").key),
-            Op::DeleteService(gone),
-        ];
-        let stale = stale_after(&ops, &desired);
-        let is_stale = |to, by| stale.contains(&flow(Protocol::Udp, to, by));
-        assert!(is_stale("10.96.0.10:53", "10.244.1.2:53"));
-        assert!(is_stale("10.96.0.10:53", "10.244.1.3:54"), "another port");
-        assert!(is_stale("10.96.0.10:53", "10.96.0.10:53"), "no endpoint");
-        assert!(
-            is_stale("10.96.0.11:53", "10.244.1.3:53"),
-            "deleted Service"
+    fn flows_to_other_endpoints_and_those_whose_time_is_over_are_stale() {
+        let mut stale = Stale::default();
+        let endpoint = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let keep = |stale: &mut Stale, protocol, socket, endpoints: &[&str]| {
+            let endpoints = endpoints.iter().map(|text| endpoint(text));
+            stale.keep_only(frontend_at(protocol, socket), endpoints);
+        };
+        keep(
+            &mut stale,
+            Protocol::Udp,
+            "10.96.0.10:53",
+            &["10.244.1.3:53"],
         );
-        assert!(!is_stale("10.96.0.10:53", "10.244.1.3:53"));
-        assert!(!is_stale("10.96.0.10:54", "10.244.1.2:53"), "another port");
-        assert!(!is_stale("8.8.8.8:53", "8.8.8.8:53"), "not a frontend");
-        let tcp = flow(Protocol::Tcp, "10.96.0.10:53", "10.244.1.2:53");
-        assert!(!stale.contains(&tcp));
-    }
-
-    #[test]
-    fn deleting_a_mark_makes_only_flows_to_its_endpoints_stale() {
-        let dns = key(ipvs::Protocol::Udp, "10.96.0.10:53");
-        let web = key(ipvs::Protocol::Tcp, "10.96.0.10:80");
-        let desired = desired(&[(dns, &["10.244.1.3:53"]), (web, &["10.244.1.3:80"])]);
-        let (family, mark) = (Family::V4, 7);
-        let gone = Op::DeleteService(ipvs::ServiceKey::Mark { family, mark });
-        let stale = stale_after(&[gone], &desired);
-        let is_stale = |by| stale.contains(&flow(Protocol::Udp, "10.96.0.10:53", by));
-        assert!(is_stale("10.244.2.2:53"), "an endpoint of the mark only");
-        assert!(!is_stale("10.244.1.3:53"));
-        let tcp = flow(Protocol::Tcp, "10.96.0.10:80", "10.244.2.2:80");
-        assert!(!stale.contains(&tcp));
-    }
-
-    #[test]
-    fn ops_that_remove_no_udp_endpoint_make_no_flow_stale() {
-        let dns = key(ipvs::Protocol::Udp, "10.96.0.10:53");
-        let web = key(ipvs::Protocol::Tcp, "10.96.0.10:80");
-        let desired = desired(&[(dns, &["10.244.1.3:53"]), (web, &[])]);
-        let ops = [
-            Op::AddDestination(dns, destination("10.244.1.3:53")),
-            Op::SetDestination(dns, destination("10.244.1.3:53")),
-            Op::DeleteDestination(web, destination("10.244.1.3:80").key),
-            Op::DeleteService(web),
-            Op::DeleteAddress("10.96.0.10".parse().unwrap()),
-        ];
-        assert!(stale_after(&ops, &desired).is_empty());
+        keep(&mut stale, Protocol::Udp, "10.96.0.11:53", &[]);
+        keep(&mut stale, Protocol::Tcp, "10.96.0.10:53", &[]);
+        let web = frontend_at(Protocol::Tcp, "10.96.0.10:80");
+        stale.end(web, endpoint("10.244.1.2:80"));
+        let udp = |to, by| stale.contains(&flow(Protocol::Udp, to, by));
+        let tcp = |to, by| stale.contains(&flow(Protocol::Tcp, to, by));
+        assert!(udp("10.96.0.10:53", "10.244.1.2:53"));
+        assert!(udp("10.96.0.10:53", "10.244.1.3:54"), "another port");
+        assert!(udp("10.96.0.10:53", "10.96.0.10:53"), "no endpoint");
+        assert!(udp("10.96.0.11:53", "10.244.1.3:53"), "no endpoints");
+        assert!(!udp("10.96.0.10:53", "10.244.1.3:53"));
+        assert!(!udp("10.96.0.10:54", "10.244.1.2:53"), "another port");
+        assert!(!udp("8.8.8.8:53", "8.8.8.8:53"), "not a frontend");
+        assert!(!tcp("10.96.0.10:53", "10.244.1.2:53"), "drains");
+        assert!(tcp("10.96.0.10:80", "10.244.1.2:80"), "time is over");
+        assert!(!tcp("10.96.0.10:80", "10.244.1.3:80"));
+        assert!(!udp("10.96.0.10:80", "10.244.1.2:80"));
     }
 
     #[test]
     fn only_the_needed_scopes_are_dumped() {
         let mut stale = Stale::default();
         for frontend in ["10.96.0.10:53", "10.96.0.11:53"] {
-            let gone = key(ipvs::Protocol::Udp, frontend);
-            stale.add(
-                &gone,
-                Wanted::new(&Desired::default(), &InsideMarks::default()),
-            );
+            stale.keep_only(frontend_at(Protocol::Udp, frontend), []);
         }
         let udp = DumpScope {
             family: Family::V4,

@@ -3,14 +3,12 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use tracing::Level;
 
 use super::kernel::{Kernel, MAX_OPS};
-use crate::dataplane::conntrack;
-use crate::dataplane::conntrack::{Stale, Swept};
+use crate::dataplane::conntrack::{Stale, Sweeper, Swept};
 use crate::dataplane::ipvs::destinations::Destinations;
 use crate::dataplane::ipvs::filter;
 use crate::dataplane::ipvs::marks::MarkKey;
@@ -40,10 +38,6 @@ use addresses::Addresses;
 pub(crate) use answer_routes::{AnswerRoute, AnswerRoutes};
 pub(crate) use counters::CounterReader;
 
-/// The pause between two tries to reach a missing `nf_conntrack_netlink`: at each, the kernel runs
-/// modprobe.
-const CONNTRACK_PAUSE: Duration = Duration::from_secs(300);
-
 /// The kernel of one network namespace: that of the thread that called [`Linux::open`].
 ///
 /// Needs `CAP_NET_ADMIN`.
@@ -52,14 +46,10 @@ pub struct Linux {
     ipvs: ipvs::Client,
     addresses: Addresses,
     rules: nftables::RulesClient,
-    flows: conntrack::ConntrackClient,
+    flows: Sweeper,
     removal: revival::RemovalOrder,
-    /// No flows are swept before this time, because the kernel lacked the module.
-    next_sweep: Duration,
     /// Repairs of packet rules that were logged.
     events: LastingConditions,
-    /// The missing modules that were logged.
-    missing: LastingConditions,
 }
 
 impl Linux {
@@ -82,12 +72,10 @@ impl Linux {
         Ok(Self {
             ipvs: ipvs::Client::open()?,
             addresses: Addresses::open(service_addresses, devices)?,
-            rules: nftables::RulesClient::open(filter::TABLE).map_err(netfilter_socket)?,
-            flows: conntrack::ConntrackClient::open().map_err(netfilter_socket)?,
+            rules: nftables::RulesClient::open(filter::TABLE).map_err(Failure::netfilter_socket)?,
+            flows: Sweeper::open()?,
             removal: revival::RemovalOrder::default(),
-            next_sweep: Duration::ZERO,
             events: LastingConditions::default(),
-            missing: LastingConditions::default(),
         })
     }
 
@@ -271,29 +259,7 @@ impl Kernel for Linux {
     }
 
     fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure> {
-        let now = clock::since_boot();
-        if self.next_sweep > now {
-            return Ok(Swept::default());
-        }
-        match self.flows.sweep(stale) {
-            Err(error)
-                // nfnetlink answers EINVAL if the module is missing (`nfnetlink_rcv_msg`), and to
-                // malformed requests too.
-                if error.is_unsupported() || error.is_invalid() && self.flows.is_missing() =>
-            {
-                self.next_sweep = now + CONNTRACK_PAUSE;
-                let text = "the kernel has no nf_conntrack_netlink and could not load the module \
-                            (kernel option CONFIG_NF_CT_NETLINK); stale UDP and SCTP flows stay until \
-                            they time out";
-                let kind = "missing modules";
-                (self.missing).add(Coverage::All, Level::WARN, kind, text, now);
-                Ok(Swept::default())
-            }
-            other => {
-                self.missing.end(now);
-                Ok(other?)
-            }
-        }
+        self.flows.sweep(stale)
     }
 
     fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure> {
@@ -327,48 +293,6 @@ impl Kernel for Linux {
             }
         }
         outcomes
-    }
-}
-
-/// Returns the failure to open a socket for netfilter; names the module if that is missing.
-fn netfilter_socket(error: netlink::Error) -> Failure {
-    // `netlink_create` (Linux 6.1), if no module registered the protocol.
-    let is_missing = error.errno() == Some(rustix::io::Errno::PROTONOSUPPORT);
-    let mut failure = Failure::from(error);
-    if is_missing {
-        let hint = "the kernel has no nfnetlink and could not load the module nfnetlink (kernel option \
-                    CONFIG_NETFILTER_NETLINK)";
-        failure.message = format!("{hint}: {}", failure.message);
-    }
-    failure
-}
-
-impl From<nftables::TransactionError> for Failure {
-    fn from(error: nftables::TransactionError) -> Self {
-        let errno = match &error {
-            nftables::TransactionError::Refused { refusal, .. } => Some(refusal.errno),
-            nftables::TransactionError::NoNfTables => Some(rustix::io::Errno::OPNOTSUPP),
-            _ => None,
-        };
-        Self {
-            errno,
-            message: format!("packet rules: {error}"),
-        }
-    }
-}
-
-impl From<netlink::Error> for Failure {
-    fn from(error: netlink::Error) -> Self {
-        let errno = match &error {
-            netlink::Error::Refused { refusal, .. } => Some(refusal.errno),
-            // All other errors are the socket's. `None` tells the caller that the request may have taken
-            // effect.
-            _ => None,
-        };
-        Self {
-            errno,
-            message: error.to_string(),
-        }
     }
 }
 
