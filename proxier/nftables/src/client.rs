@@ -10,6 +10,7 @@ use crate::existing;
 use crate::message::{
     Base, ExistingArp, Grouping, Transaction, contents, message_type, transaction,
 };
+use crate::set::Set;
 use crate::sys::*;
 use crate::table::Table;
 
@@ -147,19 +148,46 @@ impl RulesClient {
     /// Those of the kernel.
     pub fn restore(&mut self, table: &Table) -> Result<(), TransactionError> {
         for _ in 0..READS {
-            // Before the table: a transaction between the two reads is noticed, because the kernel
-            // refuses ours.
-            self.generation = Some(self.base_generation()?);
-            let Some(existing) = existing::read(&mut self.transport, &self.table, table)? else {
+            let Some(commands) = self.difference(table)? else {
                 break;
             };
-            match self.apply(&existing.difference(table)) {
+            match self.apply(&commands) {
                 // Another transaction came between the read and ours.
                 Err(error) if error.is_out_of_step() => {}
                 other => return other,
             }
         }
         self.replace(table)
+    }
+
+    /// Reads the kernel's table and returns the commands that make it equal to `table`; `None` if it is missing or only
+    /// [`RulesClient::replace`] can.
+    ///
+    /// The next transaction is based on what was read: if another one came between, it is not known to be in step.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn difference(&mut self, table: &Table) -> Result<Option<Vec<Command>>, TransactionError> {
+        // Before the table: a transaction between the two reads is noticed, because the kernel
+        // refuses ours.
+        self.generation = Some(self.base_generation()?);
+        let existing = existing::read(&mut self.transport, &self.table, table)?;
+        Ok(existing.map(|existing| existing.difference(table)))
+    }
+
+    /// Reads the elements of a set of the kernel's table into a copy of `set`. None if the kernel has no such set, or
+    /// elements in it that ours never have.
+    ///
+    /// # Errors
+    /// Those of the socket and of the dump.
+    pub fn read_elements(&mut self, set: &Set) -> Result<Set, Error> {
+        let found = existing::with_elements(&mut self.transport, NFPROTO_INET, &self.table, set);
+        match found {
+            Err(error) if error.errno() == Some(Errno::NOENT) || is_subsystem_missing(&error) => {
+                Ok(set.without_elements())
+            }
+            other => Ok(other?.unwrap_or_else(|| set.without_elements())),
+        }
     }
 
     /// Returns whether the table exists.

@@ -81,7 +81,7 @@ fn read_family(
         if set.kind.is_learned() {
             continue;
         }
-        match reader.with_elements(set)? {
+        match with_elements(reader.transport, reader.family, name, set)? {
             Some(found) => *set = found,
             None => return Ok(None),
         }
@@ -114,6 +114,45 @@ pub(crate) fn flags(
         Err(error) if error.errno() == Some(Errno::NOENT) => Ok(None),
         other => other.map(Some),
     }
+}
+
+/// Returns `set` of the table `table` with its elements; `None` if such a set of ours cannot have one of them.
+///
+/// # Errors
+/// Those of the socket and of the dump; `ENOENT` if the set does not exist.
+pub(crate) fn with_elements(
+    transport: &mut Transport,
+    family: u8,
+    table: &str,
+    set: &Set,
+) -> Result<Option<Set>, Error> {
+    let mut found = Some(set.without_elements());
+    // Not by `list`: a second copy of the elements of a large table would double the memory.
+    transport.dump(
+        message_type(NFT_MSG_GETSETELEM),
+        "reading the elements of a set of ours",
+        |writer| {
+            writer.header(&[family, 0, 0, 0]);
+            writer.string(NFTA_SET_ELEM_LIST_TABLE, table);
+            writer.string(NFTA_SET_ELEM_LIST_SET, &set.name);
+        },
+        |found| *found = Some(set.without_elements()),
+        &mut found,
+        |found, message| {
+            let list = find(contents(message.payload), NFTA_SET_ELEM_LIST_ELEMENTS)?;
+            for element in list.iter().flat_map(Attribute::nested) {
+                let is_ours = match found {
+                    Some(found) => read_element(&element?, found)?,
+                    None => false,
+                };
+                if !is_ours {
+                    *found = None;
+                }
+            }
+            Ok(())
+        },
+    )?;
+    Ok(found)
 }
 
 /// Returns the userdata by which our rule is recognised: an item that nft ignores, with the rule's
@@ -205,39 +244,6 @@ impl Reader<'_> {
             }
         }
         Ok(true)
-    }
-
-    /// Returns `set` with its elements; `None` if such a set of ours cannot have one of them.
-    fn with_elements(&mut self, set: &Set) -> Result<Option<Set>, Error> {
-        let (table, name) = (self.table, &set.name);
-        let family = self.family;
-        let mut found = Some(set.without_elements());
-        // Not by `list`: a second copy of the elements of a large table would double the memory.
-        self.transport.dump(
-            message_type(NFT_MSG_GETSETELEM),
-            "reading the elements of a set of ours",
-            |writer| {
-                writer.header(&[family, 0, 0, 0]);
-                writer.string(NFTA_SET_ELEM_LIST_TABLE, table);
-                writer.string(NFTA_SET_ELEM_LIST_SET, name);
-            },
-            |found| *found = Some(set.without_elements()),
-            &mut found,
-            |found, message| {
-                let list = find(contents(message.payload), NFTA_SET_ELEM_LIST_ELEMENTS)?;
-                for element in list.iter().flat_map(Attribute::nested) {
-                    let is_ours = match found {
-                        Some(found) => read_element(&element?, found)?,
-                        None => false,
-                    };
-                    if !is_ours {
-                        *found = None;
-                    }
-                }
-                Ok(())
-            },
-        )?;
-        Ok(found)
     }
 
     fn list<T>(
