@@ -46,6 +46,26 @@ impl<'a> Planned<'a> {
     pub fn config(self) -> &'a PlanConfig {
         self.planner.config()
     }
+
+    /// Returns the addresses of the machine at which an earlier process `served` node ports, while our Node is unknown.
+    ///
+    /// That process knew the Node. If the planner did not get these addresses, `--nodeport-addresses primary` would
+    /// delete all node ports until the Node is known again.
+    fn earlier_node_ports(self, served: impl Iterator<Item = (IpAddr, u16)>) -> BTreeSet<IpAddr> {
+        if self.snapshot.node().is_some() {
+            return BTreeSet::new();
+        }
+        let at_machine = served.filter(|(address, _)| self.machine.addresses.contains(address));
+        let mut serving: Vec<(IpAddr, u16)> = at_machine.collect();
+        // Decoding all Services takes milliseconds, and most nodes need it only once.
+        if serving.is_empty() {
+            return BTreeSet::new();
+        }
+        let ports = (self.snapshot.services()).flat_map(|service| &*service.ports);
+        let node_ports: BTreeSet<u16> = ports.filter_map(|port| port.node_port).collect();
+        serving.retain(|(_, port)| node_ports.contains(port));
+        serving.into_iter().map(|(address, _)| address).collect()
+    }
 }
 
 /// How much a round compares.

@@ -240,6 +240,14 @@ impl Set {
         })
     }
 
+    /// Returns the keys with targets, in their order.
+    pub fn targets(&self) -> impl Iterator<Item = (&Key, SocketAddr)> {
+        self.elements.iter().filter_map(|(key, data)| match data {
+            Data::Target(target) => Some((key, *target)),
+            Data::None | Data::Verdict(_) => None,
+        })
+    }
+
     /// Returns the commands that add the elements that `other` lacks or has with other data.
     pub(crate) fn additions_to<'a>(
         &'a self,

@@ -19,21 +19,342 @@
 //! A connection is translated once: the kernel keeps it at its endpoint until it ends. So these rules see only the
 //! first packet of each connection, and a removed endpoint keeps its connections.
 //!
+//! | step of a round | modules |
+//! |---|---|
+//! | begin, observe | `rules`: at the start, the slots that an earlier process chose |
+//! | follow | `table`; `departures`: endpoints that left |
+//! | changes, apply | `rules`: one transaction; `departures`: flows to endpoints that left |
+//!
+//! No service address is local, so the kernel needs a route to it for processes of the node.
+//!
 //! [`table()`] is a pure function of the plan. [`ServiceTable::follow`] gives the commands of a change; the law is that
 //! both give the same table, except for the order of slots that are drawn at random.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use ::nftables::{RulesClient, Table};
+
+use super::conntrack::Sweeper;
+use super::ipvs::filter::{self, FilterConfig, NodeFacts};
+use super::ipvs::linux::AddressTable;
+use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned};
 use crate::cluster::model::Family;
+use crate::cluster::problem::Problem;
+use crate::cluster::store::Touched;
+use crate::plan::frontend::Frontend;
+use crate::plan::{Capabilities, Changed, Machine};
 
 mod affinity;
 mod chains;
+mod changes;
 mod clients;
+mod departures;
 mod names;
 mod parts;
 mod pick;
+mod rules;
 mod slots;
 mod table;
 
-use table::NodeFacts;
+use affinity::frontend;
+use changes::NamedCommand;
+pub use changes::{Changes, Content};
+use departures::Departures;
+use names::{ENDPOINTS, EXTERNAL_FRONTENDS};
+use rules::Rules;
+use slots::SCHEDULERS;
 pub use table::{ServiceTable, table};
 
-pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+/// nf_tables of one network namespace: that of the thread that called [`Nftables::open`].
+///
+/// Needs `CAP_NET_ADMIN`.
+#[derive(Debug)]
+pub struct Nftables {
+    machine: AddressTable,
+    flows: Sweeper,
+    rules: Rules,
+    departures: Departures,
+    capabilities: Capabilities,
+    /// The networks of Pods in the whole cluster, as configured.
+    config: FilterConfig,
+    /// The frontends of an earlier process, until the first round.
+    found: Table,
+}
+
+impl Nftables {
+    /// Opens the sockets, and leaves the addresses of `yield_devices` to the programs that serve them.
+    ///
+    /// # Errors
+    /// If a socket cannot be opened.
+    pub fn open(config: FilterConfig, yield_devices: &[String]) -> Result<Self, Failure> {
+        let client = RulesClient::open(filter::TABLE).map_err(Failure::netfilter_socket)?;
+        Ok(Self {
+            machine: AddressTable::open(yield_devices)?,
+            flows: Sweeper::open()?,
+            rules: Rules::new(client, config.clone()),
+            departures: Departures::default(),
+            capabilities: Capabilities {
+                has_full_affinity: true,
+                ..Capabilities::default()
+            },
+            config,
+            found: Table::default(),
+        })
+    }
+
+    /// Checks that the kernel has nf_tables and that this process may use it.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn check_permission(&mut self) -> Result<(), Failure> {
+        self.rules.client().read_generation()?;
+        Ok(())
+    }
+
+    /// Returns the netlink port of our changes of packet rules, which notifications carry.
+    pub fn rules_port(&self) -> u32 {
+        self.rules.port()
+    }
+
+    /// Returns the netlink port of our requests about addresses.
+    pub fn addresses_port(&self) -> u32 {
+        self.machine.port()
+    }
+
+    /// Returns the table of the plan; `None` before the first round.
+    pub fn table(&self) -> Option<&Table> {
+        self.rules.table().map(ServiceTable::table)
+    }
+
+    /// Notes the endpoints of an earlier process that left while no process ran.
+    fn note_found(&mut self, planned: Planned<'_>, now: Duration) {
+        let mut before = BTreeMap::<Frontend, BTreeSet<SocketAddr>>::new();
+        for set in FAMILIES.map(|family| self.found.sets.get(ENDPOINTS.of(family))) {
+            for (key, endpoint) in set.into_iter().flat_map(|set| set.targets()) {
+                let endpoints = frontend(key).map(|it| before.entry(it).or_default());
+                endpoints.into_iter().for_each(|it| _ = it.insert(endpoint));
+            }
+        }
+        for frontend in planned.desired().frontends.keys() {
+            before.entry(*frontend).or_default();
+        }
+        for (frontend, endpoints) in before {
+            (self.departures).note(planned, frontend, endpoints, None, now);
+        }
+    }
+}
+
+impl Dataplane for Nftables {
+    type Changes = Changes;
+
+    fn machine(&mut self) -> Result<Machine, Failure> {
+        self.machine.read_machine()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn is_known(&self) -> bool {
+        self.rules.table().is_some()
+    }
+
+    fn has_own_state(&mut self, _: Planned<'_>) -> Result<bool, Failure> {
+        Ok(self.rules.client().exists()?)
+    }
+
+    fn begin(
+        &mut self,
+        planned: Planned<'_>,
+        touched: &Touched,
+        _: Extent,
+        now: Duration,
+    ) -> Result<(), Failure> {
+        if !self.is_known() {
+            self.found = self.rules.read_frontends()?;
+        }
+        let external = FAMILIES.map(|family| {
+            let known = self.table().unwrap_or(&self.found);
+            let set = known.sets.get(EXTERNAL_FRONTENDS.of(family));
+            let keys = set.into_iter().flat_map(|set| set.elements());
+            keys.filter_map(|element| frontend(&element.key))
+        });
+        let served = external.into_iter().flatten();
+        let addresses = planned.earlier_node_ports(served.map(|it| (it.address, it.port)));
+        self.capabilities.node_port_addresses = addresses;
+        self.departures.end_orphans(planned.snapshot, touched, now);
+        Ok(())
+    }
+
+    /// The planner replaces a missing scheduler by the default one, and a missing default one by rr.
+    fn follow(&mut self, planned: Planned<'_>, changed: &Changed, now: Duration) -> bool {
+        if self.is_known() {
+            self.rules.follow(planned, changed);
+            self.departures.follow(planned, changed, now);
+        }
+        let plans = changed.frontends.iter();
+        let plans = plans.filter_map(|frontend| planned.desired().frontends.get(frontend));
+        let all = plans.flat_map(|plan| {
+            let inside = plan.inside.iter().map(|inside| &inside.balancing);
+            inside.chain([&plan.profile.balancing])
+        });
+        let missing = &mut self.capabilities.missing_schedulers;
+        let before = missing.len();
+        for balancing in all.filter(|it| !SCHEDULERS.contains(&&*it.scheduler)) {
+            missing.insert(balancing.scheduler.clone());
+        }
+        missing.len() > before
+    }
+
+    fn observe(&mut self, planned: Planned<'_>, _: Extent, now: Duration) -> Result<bool, Failure> {
+        if !self.is_known() {
+            self.rules.start(planned, &self.found);
+            self.note_found(planned, now);
+            self.found = Table::default();
+        }
+        Ok(false)
+    }
+
+    /// Connections of a removed frontend continue without it, and its address is not local.
+    fn retire(
+        &mut self,
+        _: Planned<'_>,
+        _: Extent,
+        _: Duration,
+    ) -> Result<BTreeSet<IpAddr>, Failure> {
+        Ok(BTreeSet::new())
+    }
+
+    fn changes(
+        &mut self,
+        _: Planned<'_>,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<Changes, Failure> {
+        self.rules.changes(extent, now)
+    }
+
+    fn apply(
+        &mut self,
+        planned: Planned<'_>,
+        changes: Changes,
+        extent: Extent,
+        now: Duration,
+    ) -> Applied<Changes> {
+        let written = self.rules.write(&changes, now);
+        // A refused transaction changes nothing.
+        let changes = match &written {
+            Some(Ok(())) => changes,
+            _ => Changes::default(),
+        };
+        let mut count = 0;
+        if let Some(table) = self.table() {
+            changes.for_each(table, &mut |_| count += 1);
+        }
+        let tidied = self.rules.tidy(extent, now);
+        // After the rules: before them, the next packet would create a deleted flow again.
+        let flows = match self.rules.are_in_step() {
+            true => (self.departures).sweep(&mut self.flows, planned.desired(), now),
+            false => None,
+        };
+        Applied {
+            rules: tidied.or(written),
+            flows,
+            changes,
+            outcomes: std::iter::repeat_n(Ok(()), count).collect(),
+            has_tried_all: true,
+            ..Applied::default()
+        }
+    }
+
+    fn report(
+        &self,
+        planned: Planned<'_>,
+        applied: &Applied<Changes>,
+        each: &mut dyn FnMut(AppliedChange<'_>),
+    ) {
+        let desired = planned.desired();
+        let Some(table) = self.table() else {
+            return;
+        };
+        applied.changes.for_each(table, &mut |command| {
+            each(AppliedChange {
+                kind: changes::kind(command),
+                line: &NamedCommand { command, desired },
+                reason: applied.changes.reason(command),
+                outcome: Ok(()),
+            });
+        });
+    }
+
+    fn repairs(&self, _: &Applied<Changes>) -> Option<String> {
+        None
+    }
+
+    fn counts(&self, planned: Planned<'_>) -> Counts {
+        Counts {
+            frontends: planned.desired().frontends.len(),
+            draining: self.departures.draining(),
+        }
+    }
+
+    fn destinations(&self, planned: Planned<'_>) -> usize {
+        let plans = planned.desired().frontends.values();
+        let counts = plans.map(|plan| match &plan.inside {
+            Some(inside) => plan.endpoints.len() + inside.endpoints.len(),
+            None => plan.endpoints.len(),
+        });
+        counts.sum()
+    }
+
+    fn has_written_rules(&self) -> bool {
+        self.rules.are_in_step()
+    }
+
+    fn next_due(&self) -> Option<Duration> {
+        match self.rules.are_in_step() {
+            true => self.departures.next_due(),
+            false => self.rules.retry_due(),
+        }
+    }
+
+    fn problems_of_node(&self, planned: Planned<'_>) -> Vec<Problem> {
+        let plans = || planned.desired().frontends.iter();
+        let node = NodeFacts::of(planned.snapshot.node());
+        filter::unknown_pods(&self.config, &node, |family| {
+            plans().any(|(it, plan)| it.family() == family && plan.inside.is_some())
+        })
+    }
+
+    fn problems(&self, _: Planned<'_>) -> Vec<Problem> {
+        Vec::new()
+    }
+
+    fn problems_revision(&self) -> u64 {
+        0
+    }
+
+    fn refusal(&self, _: Planned<'_>) -> Option<String> {
+        // The retry timer runs exactly while the last write of rules failed.
+        let is_refused = self.rules.retry_due().is_some();
+        is_refused.then(|| "the kernel refuses the packet rules".to_owned())
+    }
+
+    fn distrust_rules(&mut self) {
+        self.rules.suspect();
+    }
+
+    /// No service address is local.
+    fn distrust_addresses(&mut self) {}
+
+    fn finds_changed_rules(&mut self) -> bool {
+        self.rules.find_changes().unwrap_or_else(|_| {
+            self.rules.suspect();
+            true
+        })
+    }
+}

@@ -95,7 +95,7 @@ impl Userspace {
         let answers = is_privileged.then(AnswerPath::open).transpose();
         Ok(Self {
             relay,
-            machine: AddressTable::open()?,
+            machine: AddressTable::open(&[])?,
             is_privileged,
             namespace: None,
             inside: Arc::new(inside),

@@ -44,7 +44,7 @@
 //!
 //! Rules tighten before the Ops of a round and loosen after them ([`Filter::release`]).
 
-use crate::cluster::model::{Cidr, Family, Node};
+use crate::cluster::model::Node;
 use crate::cluster::problem::Problem;
 use crate::dataplane::ipvs::{MarkChanges, Wanted};
 use crate::plan::Changed;
@@ -66,8 +66,8 @@ mod view;
 
 pub(crate) use arp::LinkAddresses;
 pub use config::{FilterConfig, LocalMode, MarkBit};
+pub(crate) use config::{NodeFacts, unknown_pods};
 
-use config::NodeFacts;
 use guards::Guards;
 use names::{HAIRPIN, HEALTH_CHECK_PORTS};
 use part::{Changes, Part, Parts};
@@ -160,35 +160,13 @@ impl Filter {
         table
     }
 
-    /// Returns a Problem for each family in which Services have policy Local and Pods cannot be recognised by
-    /// their addresses.
+    /// As [`unknown_pods`].
     pub(crate) fn problems(&self, wanted: Wanted<'_>) -> Vec<Problem> {
-        let of_cluster: &[Cidr] = match &self.config.local_mode {
-            LocalMode::ClusterCidr(networks) => networks,
-            LocalMode::NodeCidr => &[],
-            LocalMode::BridgeInterface(_) | LocalMode::InterfaceNamePrefix(_) => return Vec::new(),
-        };
-        let mut problems = Vec::new();
-        for (family, name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
-            let mut known = of_cluster.iter().chain(&self.node.pod_cidrs);
-            let is_known = known.any(|network| network.family() == family);
+        let is_needed = |family| {
             let mut marked = wanted.marks().frontends();
-            let is_needed = |it: &Frontend| it.family() == family && has_rules(it);
-            if !is_known && marked.any(is_needed) {
-                let instead = "at Services with externalTrafficPolicy Local, Pods may count as clients outside, \
-                               which reach only endpoints on this node";
-                let (field, message) = match self.config.local_mode {
-                    LocalMode::NodeCidr => (
-                        "detectLocalMode",
-                        "is NodeCIDR, and the Node has no podCIDRs",
-                    ),
-                    _ => ("clusterCIDR", "is not set, and the Node has no podCIDRs"),
-                };
-                let message = format!("{message} of {name}: {instead}");
-                problems.push(Problem::new("Configuration", field, "", message));
-            }
-        }
-        problems
+            marked.any(|it: &Frontend| it.family() == family && has_rules(it))
+        };
+        unknown_pods(&self.config, &self.node, is_needed)
     }
 
     /// Returns whether the kernel has the rules, except for pending commands.

@@ -132,9 +132,11 @@ impl Linux {
 pub(crate) struct AddressTable(Addresses);
 
 impl AddressTable {
-    pub(crate) fn open() -> Result<Self, Failure> {
-        // Without packet filter and IPVS, no neighbour depends on the device kube-ipvs0.
-        Ok(Self(Addresses::open(ServiceAddresses::Loopback, &[])?))
+    /// Leaves the addresses of `yield_devices` to the programs that serve them.
+    pub(crate) fn open(yield_devices: &[String]) -> Result<Self, Failure> {
+        // Without IPVS, no neighbour depends on the device kube-ipvs0.
+        let form = ServiceAddresses::Loopback;
+        Ok(Self(Addresses::open(form, yield_devices)?))
     }
 
     /// Returns the netlink port of our changes, which notifications carry.

@@ -158,29 +158,9 @@ impl<K: Kernel> Ipvs<K> {
 }
 
 /// Returns the addresses of the machine at which owned virtual servers serve node ports, while our Node is unknown.
-///
-/// An earlier process that knew the Node created these virtual servers. If the planner did not get their
-/// addresses, `--nodeport-addresses primary` would delete all node ports until the Node is known again.
 pub(super) fn node_port_addresses(planned: Planned<'_>, owned: &Owned) -> BTreeSet<IpAddr> {
-    let Planned {
-        snapshot, machine, ..
-    } = planned;
-    if snapshot.node().is_some() {
-        return BTreeSet::new();
-    }
-    let at_machine = owned.iter().filter_map(|(key, _)| match key {
-        ipvs::ServiceKey::Address { address, port, .. } if machine.addresses.contains(&address) => {
-            Some((address, port))
-        }
+    planned.earlier_node_ports(owned.iter().filter_map(|(key, _)| match key {
+        ipvs::ServiceKey::Address { address, port, .. } => Some((address, port)),
         _ => None,
-    });
-    let mut serving: Vec<(IpAddr, u16)> = at_machine.collect();
-    // A look at all Services takes milliseconds, and most nodes need it only once.
-    if serving.is_empty() {
-        return BTreeSet::new();
-    }
-    let ports = snapshot.services().flat_map(|service| &*service.ports);
-    let node_ports: BTreeSet<u16> = ports.filter_map(|port| port.node_port).collect();
-    serving.retain(|(_, port)| node_ports.contains(port));
-    serving.into_iter().map(|(address, _)| address).collect()
+    }))
 }

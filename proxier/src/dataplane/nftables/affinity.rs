@@ -1,7 +1,7 @@
 //! The learned endpoints of clients with session affinity.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use nftables::{Key, RulesClient, TransactionError, Value};
 
@@ -11,43 +11,39 @@ use super::{FAMILIES, ServiceTable};
 use crate::plan::frontend::Frontend;
 
 impl ServiceTable {
-    /// Makes the kernel forget the endpoints of clients that no longer serve the client's frontend.
-    ///
-    /// Needed after each change that takes an endpoint from a frontend with session affinity: until then its clients
-    /// are sent to that endpoint.
+    /// If an endpoint left a frontend with session affinity, makes the kernel forget its clients: until then they are
+    /// sent to it.
     ///
     /// # Cost
     /// A dump of all clients of frontends with session affinity.
     ///
     /// # Errors
-    /// Those of the kernel.
-    pub fn forget_removed(&self, client: &mut RulesClient) -> Result<(), TransactionError> {
+    /// Those of the kernel. The next call tries again.
+    pub fn forget_removed(&mut self, client: &mut RulesClient) -> Result<(), TransactionError> {
+        if !self.must_forget {
+            return Ok(());
+        }
         // The clients of a frontend follow each other seldom, so each frontend is read once.
         let mut serving = BTreeMap::<Frontend, Present>::new();
         for family in FAMILIES {
-            let Some(map) = self.table.sets.get(AFFINITY.of(family)) else {
+            let Some(map) = self.table().sets.get(AFFINITY.of(family)) else {
                 continue;
             };
             client.forget(map, |key, endpoint| {
                 frontend(key).is_some_and(|frontend| {
                     let serving = serving.entry(frontend);
-                    let serving = serving.or_insert_with(|| Present::of(&self.table, &frontend));
+                    let serving = serving.or_insert_with(|| Present::of(self.table(), &frontend));
                     !serving.has(endpoint)
                 })
             })?;
         }
+        self.must_forget = false;
         Ok(())
     }
 }
 
-impl Present {
-    fn has(&self, endpoint: SocketAddr) -> bool {
-        self.first.contains(&endpoint) || self.outside.contains(&endpoint)
-    }
-}
-
 /// Returns the frontend in the key of a client.
-fn frontend(key: &Key) -> Option<Frontend> {
+pub(super) fn frontend(key: &Key) -> Option<Frontend> {
     let mut parts = key.parts();
     let address = match parts.next()? {
         Value::V4(address) => IpAddr::from(address),

@@ -11,9 +11,9 @@ use super::clients::Clients;
 use super::names::*;
 use super::pick::{PREPARED, Pick};
 use super::slots::Draw;
-use super::{FAMILIES, NodeFacts, parts};
+use super::{FAMILIES, parts};
 use crate::cluster::model::{Cidr, Family, Networks, Protocol};
-use crate::dataplane::ipvs::filter::{FilterConfig, LocalMode, MarkBit};
+use crate::dataplane::ipvs::filter::{FilterConfig, LocalMode, MarkBit, NodeFacts};
 
 /// After connection tracking (-200), and before destination NAT.
 const BEFORE_NAT: i32 = -110;
@@ -32,7 +32,7 @@ const ARRIVING: Hook = Hook::Input(101);
 const MOST_LEARNED: u32 = 262_144;
 
 /// Returns the table of a node without Services.
-pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts<'_>) -> Table {
+pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
     let mut table = Table::default();
     for family in FAMILIES {
         sets(&mut table, family);
@@ -177,14 +177,14 @@ fn postrouting(config: &FilterConfig) -> Vec<Rule> {
 ///
 /// Without masquerading, the answers would not return through this node. Connections of the node itself are
 /// masqueraded too, unless `--detect-local-mode` matches them.
-fn cluster_ip(config: &FilterConfig, node: &NodeFacts<'_>) -> Vec<Rule> {
+fn cluster_ip(config: &FilterConfig, node: &NodeFacts) -> Vec<Rule> {
     if config.masquerade_all {
         return vec![rule([goto(MASQUERADE)])];
     }
     let outside = |outside: Match| rule([outside.into(), goto(MASQUERADE)]);
     let networks: &[Cidr] = match &config.local_mode {
         LocalMode::ClusterCidr(networks) => networks,
-        LocalMode::NodeCidr => node.pod_networks,
+        LocalMode::NodeCidr => &node.pod_cidrs,
         LocalMode::BridgeInterface(name) => {
             return vec![outside(Match::InputInterface(
                 Relation::IsNot,

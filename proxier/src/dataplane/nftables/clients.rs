@@ -2,11 +2,11 @@
 
 use nftables::{Match, Relation, Rule, Verdict};
 
+use super::FAMILIES;
 use super::chains::{goto, networks_of, rule};
 use super::names::{INSIDE_ELSEWHERE, MASQUERADE};
-use super::{FAMILIES, NodeFacts};
 use crate::cluster::model::Cidr;
-use crate::dataplane::ipvs::filter::{FilterConfig, LocalMode};
+use crate::dataplane::ipvs::filter::{FilterConfig, LocalMode, NodeFacts};
 
 /// The devices of Pods that common network plugins make, by the beginning of their names: Calico, Amazon, Azure,
 /// Cilium, Google, plugins of the CNI project (a device of each Pod, or a bridge of the node), kubenet.
@@ -23,8 +23,8 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    pub(super) fn on(config: &FilterConfig, node: &NodeFacts<'_>) -> Self {
-        let of_this_node = from(node.pod_networks);
+    pub(super) fn on(config: &FilterConfig, node: &NodeFacts) -> Self {
+        let of_this_node = from(&node.pod_cidrs);
         let mut pods = of_this_node.clone();
         let mut are_here = false;
         match &config.local_mode {

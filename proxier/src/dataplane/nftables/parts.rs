@@ -41,6 +41,11 @@ pub(super) fn sets(family: Family) -> impl Iterator<Item = Set> {
     maps.into_iter().chain([endpoints])
 }
 
+/// Returns whether `frontend` has session affinity in `table`.
+pub(super) fn is_sticky(table: &Table, frontend: &Frontend) -> bool {
+    table.has_element(STICKY.of(frontend.family()), &key(frontend))
+}
+
 /// Returns the parts that only `frontend` has in `table`.
 pub(super) fn present(table: &Table, frontend: &Frontend, slots: &Present) -> Table {
     let family = frontend.family();

@@ -19,6 +19,9 @@ pub(super) const OUTSIDE: u32 = 65_536;
 /// The most slots that weights give a frontend.
 const MOST_BY_WEIGHT: u64 = 1_024;
 
+/// The schedulers that slots can be. All others count connections, which nf_tables cannot.
+pub(super) const SCHEDULERS: [&str; 6] = ["rr", "wrr", "sh", "mh", "dh", "fo"];
+
 /// The index of the table of mh: 251 slots. The kernel's 4,093 would cost a hundred times the memory of IPVS' table.
 const MH_INDEX: u32 = 8;
 
@@ -62,6 +65,23 @@ impl Present {
             first: from(0),
             outside: from(OUTSIDE),
         }
+    }
+}
+
+impl Present {
+    /// Returns whether all endpoints of these slots are among those of `other`.
+    pub(super) fn is_within(&self, other: &Self) -> bool {
+        self.endpoints().all(|endpoint| other.has(endpoint))
+    }
+
+    /// Returns whether one of these slots is of `endpoint`.
+    pub(super) fn has(&self, endpoint: SocketAddr) -> bool {
+        self.endpoints().any(|it| it == endpoint)
+    }
+
+    /// Returns the endpoint of each slot.
+    pub(super) fn endpoints(&self) -> impl Iterator<Item = SocketAddr> {
+        self.first.iter().chain(&self.outside).copied()
     }
 }
 

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use nftables::{Command, Element, Key, Match, Rule, Statement, Table, Value, Verdict};
+use nftables::{Command, Element, Key, Match, Rule, SetKind, Statement, Table, Value, Verdict};
 
+use super::chains;
 use super::clients::Clients;
 use super::names::{self, HAIRPIN, HEALTH_CHECK_PORTS, PINGABLE, SERVICE_ADDRESSES};
 use super::parts::{self, Parts};
 use super::slots::Present;
-use super::{FAMILIES, chains};
-use crate::cluster::model::{Cidr, Node, Protocol};
-use crate::dataplane::ipvs::filter::FilterConfig;
+use crate::cluster::model::{Node, Protocol};
+use crate::dataplane::ipvs::filter::{FilterConfig, NodeFacts};
 use crate::plan::frontend::Frontend;
 use crate::plan::{Availability, Changed, Desired, FrontendPlan};
 
@@ -21,42 +21,48 @@ mod tests;
 
 /// Returns the table of a node that has to serve `desired`.
 pub fn table(desired: &Desired, config: &FilterConfig, node: Option<&Node>) -> Table {
-    let mut rules = ServiceTable::new(config, node);
-    rules.follow(desired, &everything(desired));
-    rules.table
+    ServiceTable::like(&Table::default(), desired, config, node).table
 }
 
 /// The table of this node, which remembers the slots of each frontend.
 #[derive(Clone, Debug)]
 pub struct ServiceTable {
-    pub(super) table: Table,
-    /// The main addresses of our Node, at most one per family.
-    node_addresses: Vec<IpAddr>,
+    table: Table,
+    node: NodeFacts,
     /// The clients inside the cluster.
     inside: Vec<Match>,
-}
-
-/// The facts of our Node object on which rules depend.
-pub(super) struct NodeFacts<'a> {
-    pub(super) addresses: Vec<IpAddr>,
-    pub(super) pod_networks: &'a [Cidr],
+    /// Whether clients with affinity may be led to endpoints that their frontends no longer have.
+    pub(super) must_forget: bool,
 }
 
 impl ServiceTable {
     /// Returns the table of a node without Services.
     pub fn new(config: &FilterConfig, node: Option<&Node>) -> Self {
-        let addresses = FAMILIES.into_iter();
-        let facts = NodeFacts {
-            addresses: addresses
-                .filter_map(|family| node?.address(family))
-                .collect(),
-            pod_networks: node.map_or(&[], |node| &node.pod_cidrs),
-        };
+        let node = NodeFacts::of(node);
         Self {
-            table: chains::skeleton(config, &facts),
-            inside: Clients::on(config, &facts).inside(),
-            node_addresses: facts.addresses,
+            table: chains::skeleton(config, &node),
+            inside: Clients::on(config, &node).inside(),
+            node,
+            must_forget: false,
         }
+    }
+
+    /// Returns the table of a node that has to serve `desired`, with the order of slots that is nearest to that in
+    /// `model`.
+    pub fn like(
+        model: &Table,
+        desired: &Desired,
+        config: &FilterConfig,
+        node: Option<&Node>,
+    ) -> Self {
+        let mut rules = Self::new(config, node);
+        rules.follow_like(desired, &everything(desired), Some(model));
+        rules
+    }
+
+    /// Returns whether it depends on `node` as it is.
+    pub fn is_on(&self, node: Option<&Node>) -> bool {
+        self.node == NodeFacts::of(node)
     }
 
     /// Returns the table.
@@ -69,12 +75,22 @@ impl ServiceTable {
     ///
     /// A chain that a change leaves without a frontend stays until [`Self::sweep`].
     pub fn follow(&mut self, desired: &Desired, changed: &Changed) -> Vec<Command> {
+        self.follow_like(desired, changed, None)
+    }
+
+    fn follow_like(
+        &mut self,
+        desired: &Desired,
+        changed: &Changed,
+        model: Option<&Table>,
+    ) -> Vec<Command> {
         let mut commands = Vec::new();
         let frontends = changed.frontends.iter();
         // A process of this node or a relay serves loopback addresses.
         let frontends = frontends.filter(|frontend| !frontend.address.is_loopback());
         for &frontend in frontends.clone() {
-            self.set_frontend(frontend, desired.frontends.get(&frontend), &mut commands);
+            let plan = desired.frontends.get(&frontend);
+            self.set_frontend(frontend, plan, model, &mut commands);
         }
         for &address in &changed.addresses {
             let is_in = desired.addresses.contains_key(&address);
@@ -107,7 +123,8 @@ impl ServiceTable {
     /// counts a deleted element as a user of its chain until that transaction is complete.
     pub fn sweep(&mut self) -> Vec<Command> {
         let mut used = BTreeSet::new();
-        for set in self.table.sets.values() {
+        let maps = self.table.sets.values();
+        for set in maps.filter(|set| set.kind == SetKind::Verdicts) {
             for element in set.elements() {
                 if let Some(Verdict::Goto(chain) | Verdict::Jump(chain)) = element.verdict {
                     used.insert(chain);
@@ -144,6 +161,7 @@ impl ServiceTable {
         &mut self,
         frontend: Frontend,
         plan: Option<&FrontendPlan>,
+        model: Option<&Table>,
         commands: &mut Vec<Command>,
     ) {
         let present = Present::of(&self.table, &frontend);
@@ -151,13 +169,18 @@ impl ServiceTable {
         let after = match plan {
             Some(plan) => {
                 let node = parts::Node {
-                    addresses: &self.node_addresses,
+                    addresses: &self.node.addresses,
                     inside: &self.inside,
                 };
-                Parts::of(&frontend, plan, node, &present)
+                let of_model = model.map(|model| Present::of(model, &frontend));
+                Parts::of(&frontend, plan, node, of_model.as_ref().unwrap_or(&present))
             }
             None => Parts::none(frontend.family()),
         };
+        // Also if affinity begins: it may have ended a moment ago, when the frontend had other endpoints.
+        self.must_forget |= parts::is_sticky(&after.own, &frontend)
+            && (!parts::is_sticky(&before, &frontend)
+                || !present.is_within(&Present::of(&after.own, &frontend)));
         let first = commands.len();
         // Before the elements that lead to them.
         for chain in after.shared {

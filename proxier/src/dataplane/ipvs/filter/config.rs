@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::cluster::model::{Cidr, Family, Node};
+use crate::cluster::problem::Problem;
 
 /// The configuration of the packet rules; the default is kube-proxy's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,16 +94,16 @@ impl Default for LocalMode {
 
 /// The facts of our Node object on which the rules depend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct NodeFacts {
+pub(crate) struct NodeFacts {
     /// The main addresses, at most one per family. The node's own connections to service addresses
     /// have them as their source.
-    pub(super) addresses: Vec<IpAddr>,
+    pub(crate) addresses: Vec<IpAddr>,
     /// The networks of the node's Pods.
-    pub(super) pod_cidrs: Vec<Cidr>,
+    pub(crate) pod_cidrs: Vec<Cidr>,
 }
 
 impl NodeFacts {
-    pub(super) fn of(node: Option<&Node>) -> Self {
+    pub(crate) fn of(node: Option<&Node>) -> Self {
         let Some(node) = node else {
             return Self::default();
         };
@@ -112,4 +113,37 @@ impl NodeFacts {
             pod_cidrs: node.pod_cidrs.clone(),
         }
     }
+}
+
+/// Returns a Problem for each family in which Services have policy Local and Pods cannot be recognised by their
+/// addresses. `is_needed` tells whether they must be recognised in a family.
+pub(crate) fn unknown_pods(
+    config: &FilterConfig,
+    node: &NodeFacts,
+    is_needed: impl Fn(Family) -> bool,
+) -> Vec<Problem> {
+    let of_cluster: &[Cidr] = match &config.local_mode {
+        LocalMode::ClusterCidr(networks) => networks,
+        LocalMode::NodeCidr => &[],
+        LocalMode::BridgeInterface(_) | LocalMode::InterfaceNamePrefix(_) => return Vec::new(),
+    };
+    let mut problems = Vec::new();
+    for (family, name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
+        let mut known = of_cluster.iter().chain(&node.pod_cidrs);
+        let is_known = known.any(|network| network.family() == family);
+        if !is_known && is_needed(family) {
+            let instead = "at Services with externalTrafficPolicy Local, Pods may count as clients outside, \
+                           which reach only endpoints on this node";
+            let (field, message) = match config.local_mode {
+                LocalMode::NodeCidr => (
+                    "detectLocalMode",
+                    "is NodeCIDR, and the Node has no podCIDRs",
+                ),
+                _ => ("clusterCIDR", "is not set, and the Node has no podCIDRs"),
+            };
+            let message = format!("{message} of {name}: {instead}");
+            problems.push(Problem::new("Configuration", field, "", message));
+        }
+    }
+    problems
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::super::slots;
 use super::*;
-use crate::cluster::model::{Family, Networks, TrafficPolicy};
+use crate::cluster::model::{Cidr, Family, Networks, TrafficPolicy};
 use crate::plan::{InsidePlan, Profile, Scope, SelectedEndpoint, example};
 
 const FRONTEND_ADDRESSES: [&str; 2] = ["10.96.0.1", "fd00:10:96::1"];

@@ -1,0 +1,90 @@
+//! The changes of a round: commands of one transaction.
+
+use std::fmt;
+
+use nftables::{Command, Key, Table};
+
+use super::affinity::frontend;
+use crate::dataplane::Reason;
+use crate::dataplane::ipvs::filter::TABLE;
+use crate::plan::Desired;
+
+/// The changes of a round.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// What is written.
+    pub content: Content,
+    /// If other programs may have changed the table: the commands that the plan needs anyway.
+    pub drifted_from: Option<Vec<Command>>,
+}
+
+/// What a round writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// These commands.
+    Commands(Vec<Command>),
+    /// The whole table, because the kernel has none, or one that cannot be ours.
+    Table,
+}
+
+impl Default for Content {
+    fn default() -> Self {
+        Self::Commands(Vec::new())
+    }
+}
+
+impl Changes {
+    /// Calls `each` for every command, in order. `table` is that of the plan.
+    pub fn for_each(&self, table: &Table, each: &mut dyn FnMut(&Command)) {
+        match &self.content {
+            Content::Commands(commands) => commands.iter().for_each(each),
+            Content::Table => table.creation().for_each(|command| each(&command)),
+        }
+    }
+
+    /// Returns why `command` is needed.
+    pub fn reason(&self, command: &Command) -> Reason {
+        match &self.drifted_from {
+            Some(planned) if !planned.contains(command) => Reason::Drift,
+            _ => Reason::Plan,
+        }
+    }
+}
+
+/// Returns the kind of `command`, as in the metrics.
+pub(super) fn kind(command: &Command) -> &'static str {
+    match command {
+        Command::AddSet(_) => "add_set",
+        Command::DeleteSet(_) => "delete_set",
+        Command::AddElement(..) | Command::AddTarget(..) => "add_element",
+        Command::DeleteElement(..) => "delete_element",
+        Command::AddChain(..) => "add_chain",
+        Command::DeleteChain(_) => "delete_chain",
+        Command::AddRule(..) => "add_rule",
+        Command::FlushChain(_) => "flush_chain",
+        Command::AddArpTable | Command::DeleteArpTable | Command::InArpTable(_) => "arp",
+    }
+}
+
+/// A command as nft takes it, with the name of its Service port: `add element .. (kube-system/dns:tcp)`.
+pub(super) struct NamedCommand<'a> {
+    pub(super) command: &'a Command,
+    pub(super) desired: &'a Desired,
+}
+
+impl fmt::Display for NamedCommand<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.command.in_table(TABLE).fmt(f)?;
+        let plan = key(self.command).and_then(frontend);
+        let plan = plan.and_then(|frontend| self.desired.frontends.get(&frontend));
+        plan.map_or(Ok(()), |plan| write!(f, " ({})", plan.owner))
+    }
+}
+
+fn key(command: &Command) -> Option<&Key> {
+    match command {
+        Command::AddElement(_, element) => Some(&element.key),
+        Command::AddTarget(_, key, _) | Command::DeleteElement(_, key) => Some(key),
+        _ => None,
+    }
+}

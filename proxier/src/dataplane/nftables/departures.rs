@@ -1,0 +1,201 @@
+//! The connections of endpoints that left their frontends.
+//!
+//! The kernel keeps a connection at its endpoint as long as its entry in connection tracking exists. Entries of UDP and SCTP
+//! are deleted at once, because a client that keeps sending would keep its entry for ever. TCP connections may continue until a
+//! deadline, or until their Service is deleted; then the client's next packet goes to another endpoint, which resets it.
+//!
+//! Deadlines are in memory: after a restart, the connections of endpoints that left before have none.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::cluster::model::{ObjectName, Protocol};
+use crate::cluster::store::{Snapshot, Touched};
+use crate::dataplane::conntrack::{Stale, Sweeper, Swept};
+use crate::dataplane::{Failure, Planned};
+use crate::plan::frontend::Frontend;
+use crate::plan::{self, Changed, Desired, FrontendPlan};
+use crate::util::timer::Timer;
+
+/// The pause after a failed sweep.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// The shortest time between two sweeps for ended drains. Each reads all TCP connections.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// The connections that departures left.
+#[derive(Debug)]
+pub(super) struct Departures {
+    /// The UDP and SCTP frontends that may have entries of other endpoints than their plan has.
+    unswept: BTreeSet<Frontend>,
+    /// The TCP endpoints that left and may keep their connections.
+    drains: BTreeMap<(Frontend, SocketAddr), Drain>,
+    /// When ended drains are swept next, at the earliest.
+    next_ended: Duration,
+    retry: Timer,
+}
+
+/// How long an endpoint may keep its connections.
+#[derive(Clone, Debug)]
+struct Drain {
+    until: Duration,
+    /// The Service of the frontend, if it is known.
+    service: Option<ObjectName>,
+}
+
+impl Default for Departures {
+    fn default() -> Self {
+        Self {
+            unswept: BTreeSet::new(),
+            drains: BTreeMap::new(),
+            next_ended: Duration::ZERO,
+            retry: Timer::doubling(RETRY, RETRY),
+        }
+    }
+}
+
+impl Departures {
+    /// Returns the number of endpoints that may keep their connections for now.
+    pub(super) fn draining(&self) -> usize {
+        self.drains.len()
+    }
+
+    /// Follows a change of the plan.
+    pub(super) fn follow(&mut self, planned: Planned<'_>, changed: &Changed, now: Duration) {
+        for frontend in &changed.frontends {
+            let before = changed.before.frontends.get(frontend);
+            let endpoints = before.into_iter().flat_map(endpoints).collect();
+            let service = before.map(|plan| &plan.owner.service);
+            self.note(planned, *frontend, endpoints, service, now);
+        }
+    }
+
+    /// Notes the endpoints that `frontend` had, which belonged to `service`.
+    pub(super) fn note(
+        &mut self,
+        planned: Planned<'_>,
+        frontend: Frontend,
+        before: BTreeSet<SocketAddr>,
+        service: Option<&ObjectName>,
+        now: Duration,
+    ) {
+        let plan = planned.desired().frontends.get(&frontend);
+        let after: BTreeSet<SocketAddr> = plan.into_iter().flat_map(endpoints).collect();
+        let mut left = before.difference(&after).peekable();
+        if frontend.protocol != Protocol::Tcp {
+            // Clients may have sent packets to a frontend without endpoints; these have entries, too.
+            if before.is_empty() || left.peek().is_some() {
+                self.unswept.insert(frontend);
+            }
+            return;
+        }
+        if left.peek().is_some() {
+            let service = service.or(plan.map(|plan| &plan.owner.service));
+            let drain = Drain {
+                until: now + time(planned, plan, service),
+                service: service.cloned(),
+            };
+            for endpoint in left {
+                self.drains.insert((frontend, *endpoint), drain.clone());
+            }
+        }
+        if !self.drains.is_empty() {
+            for endpoint in after {
+                self.drains.remove(&(frontend, endpoint));
+            }
+        }
+    }
+
+    /// Ends the drains of deleted Services. `touched` are the Services that events touched.
+    pub(super) fn end_orphans(&mut self, snapshot: &Snapshot, touched: &Touched, now: Duration) {
+        let may_have_deleted = || match touched {
+            Touched::All => true,
+            Touched::Some(names) => names.iter().any(|name| !snapshot.has_service(name)),
+        };
+        if self.drains.is_empty() || !may_have_deleted() {
+            return;
+        }
+        for drain in self.drains.values_mut() {
+            if drain
+                .service
+                .as_ref()
+                .is_some_and(|it| !snapshot.has_service(it))
+            {
+                drain.until = now;
+            }
+        }
+    }
+
+    /// Deletes the entries of endpoints that left; `None` if there can be none.
+    pub(super) fn sweep(
+        &mut self,
+        sweeper: &mut Sweeper,
+        desired: &Desired,
+        now: Duration,
+    ) -> Option<Result<Swept, Failure>> {
+        if self.retry.is_waiting(now) {
+            return None;
+        }
+        let mut stale = Stale::default();
+        for frontend in &self.unswept {
+            let plan = desired.frontends.get(frontend);
+            stale.keep_only(*frontend, plan.into_iter().flat_map(endpoints));
+        }
+        let sweeps_ended = self.next_ended <= now;
+        let is_ended = |drain: &Drain| sweeps_ended && drain.until <= now;
+        for ((frontend, endpoint), _) in self.drains.iter().filter(|(_, it)| is_ended(it)) {
+            stale.end(*frontend, *endpoint);
+        }
+        if stale.is_empty() {
+            return None;
+        }
+        let swept = sweeper.sweep(&stale);
+        if swept.is_ok() {
+            self.unswept.clear();
+            let before = self.drains.len();
+            self.drains.retain(|_, drain| !is_ended(drain));
+            if self.drains.len() < before {
+                self.next_ended = now + PAUSE;
+            }
+            self.retry.reset();
+        } else {
+            self.retry.back_off(now);
+        }
+        Some(swept)
+    }
+
+    /// Returns when the next sweep is due.
+    pub(super) fn next_due(&self) -> Option<Duration> {
+        let ended = self.drains.values().map(|drain| drain.until).min();
+        let ended = ended.map(|until| until.max(self.next_ended));
+        let due = self.retry.due();
+        // After a failure, what has ended waits, too.
+        ended.map_or(due, |ended| Some(due.map_or(ended, |due| due.max(ended))))
+    }
+}
+
+/// Returns how long endpoints that left a frontend may keep their connections.
+fn time(
+    planned: Planned<'_>,
+    plan: Option<&FrontendPlan>,
+    service: Option<&ObjectName>,
+) -> Duration {
+    let config = planned.config();
+    match (plan, service) {
+        (Some(plan), _) => plan.profile.drain,
+        (None, None) => config.drain,
+        (None, Some(service)) if !planned.snapshot.has_service(service) => Duration::ZERO,
+        (None, Some(service)) => {
+            let service = planned.snapshot.service(service);
+            service.map_or(config.drain, |service| plan::drain(&service, config))
+        }
+    }
+}
+
+/// Returns all endpoints of a frontend, some twice.
+fn endpoints(plan: &FrontendPlan) -> impl Iterator<Item = SocketAddr> {
+    let inside = plan.inside.iter().flat_map(|inside| &*inside.endpoints);
+    let all = plan.endpoints.iter().chain(inside);
+    all.map(|it| SocketAddr::new(it.address, it.port))
+}
