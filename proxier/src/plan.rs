@@ -79,14 +79,22 @@ pub enum ServiceAddresses {
     Dummy,
     /// The same routes on `lo`, for nodes that must not have another device.
     Loopback,
+    /// Not at all: only for a dataplane that translates connections before the kernel routes them. A process of the node
+    /// needs another route to them.
+    None,
 }
 
 impl ServiceAddresses {
+    /// Returns whether the addresses become local by routes.
+    pub fn use_routes(self) -> bool {
+        matches!(self, Self::Routes | Self::Loopback)
+    }
+
     /// Returns whether the addresses need the device `kube-ipvs0`.
     pub fn use_carrier(self) -> bool {
         match self {
             Self::Routes | Self::Dummy => true,
-            Self::Loopback => false,
+            Self::Loopback | Self::None => false,
         }
     }
 }

@@ -93,10 +93,10 @@ impl<'a> Context<'a> {
 
     /// Returns the preferred source of connections to `address`.
     ///
-    /// `None` for addresses on the dummy device, because only routes have a preferred source.
+    /// `None` if there is no local route, because only routes have a preferred source.
     pub(super) fn source(&self, address: IpAddr) -> Option<IpAddr> {
         match self.config.service_addresses {
-            ServiceAddresses::Dummy => None,
+            ServiceAddresses::Dummy | ServiceAddresses::None => None,
             ServiceAddresses::Routes | ServiceAddresses::Loopback => self.source_of(address.into()),
         }
     }
@@ -111,8 +111,12 @@ impl<'a> Context<'a> {
 
     /// Returns the problems of the configuration and of the Node object.
     pub(super) fn problems(&self) -> Vec<Problem> {
-        let mut problems = self.foreign_node_addresses();
-        if self.config.service_addresses != ServiceAddresses::Dummy {
+        let mut problems = Vec::new();
+        // Without local addresses, the route to a service address decides about the source.
+        if self.config.service_addresses != ServiceAddresses::None {
+            problems.extend(self.foreign_node_addresses());
+        }
+        if self.config.service_addresses.use_routes() {
             problems.extend(self.missing_sources());
         }
         let wanted = &self.config.scheduler;

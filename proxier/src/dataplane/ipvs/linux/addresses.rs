@@ -209,7 +209,8 @@ impl Addresses {
                 found.addresses.push((address, None));
             }
             ServiceAddresses::Dummy => {}
-            ServiceAddresses::Routes | ServiceAddresses::Loopback => {
+            // IPVS needs local addresses: `None` is without it.
+            ServiceAddresses::Routes | ServiceAddresses::Loopback | ServiceAddresses::None => {
                 if entry.is_single() || is_on_every_machine(address) {
                     found.leftovers.insert((address, AddressForm::Address));
                 }
@@ -230,7 +231,7 @@ impl Addresses {
             ServiceAddresses::Routes if !(self.is_bridging && address.is_ipv4()) => {
                 Some((carrier, CARRIER_METRIC))
             }
-            ServiceAddresses::Routes | ServiceAddresses::Loopback => {
+            ServiceAddresses::Routes | ServiceAddresses::Loopback | ServiceAddresses::None => {
                 Some((Some(LOOPBACK_INDEX), LOOPBACK_METRIC))
             }
             ServiceAddresses::Dummy => None,
