@@ -9,9 +9,6 @@ use ::nftables::{Command, Element, Key, RulesClient, Table, Value};
 use proxier::testing::dataplane::answer_path;
 use proxier::testing::filter::TABLE;
 
-#[path = "conformance/desired.rs"]
-mod desired;
-
 mod nftables {
     mod changes;
     mod deletion;

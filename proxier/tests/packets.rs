@@ -6,9 +6,6 @@
 use proxier::testing::filter::LocalMode;
 use proxier::testing::plan::ServiceAddresses;
 
-#[path = "conformance/desired.rs"]
-mod desired;
-
 mod packets {
     mod addresses;
     mod agents;

@@ -1,9 +1,17 @@
 //! The table of the dataplane of nf_tables alone, for the conformance cluster.
 
+use std::fmt::Display;
+use std::time::Duration;
+
 use ::nftables::{RulesClient, Table};
 use proxier::testing::dataplane::nftables::table;
+use proxier::testing::filter::{FilterConfig, LocalMode};
+use proxier::testing::manifests::{self, Options};
+use proxier::testing::plan::{
+    Capabilities, Desired, Machine, NodePortAddresses, PlanConfig, ServiceAddresses, desired,
+};
+use proxier::testing::store::{Snapshot, Touched};
 
-use crate::desired::{planned, rules};
 use crate::{assert_same, lines, nft};
 
 const CLUSTER: &str = include_str!("../conformance/cluster.yaml");
@@ -15,6 +23,47 @@ const ADDRESSES: [&str; 2] = ["172.18.0.2", "fd00:172:18::2"];
 
 /// The most slots whose picks the golden file shows. The picks of more slots are the same but for the number.
 const SHOWN: u32 = 3;
+
+/// Returns the plan of node `node-a`, whose interfaces have these addresses.
+fn planned(manifests: impl Display, addresses: &[&str]) -> Desired {
+    let options = Options {
+        service_cidr: Vec::new(),
+        node_name: "node-a".into(),
+        permits_loopback: false,
+    };
+    let loaded = manifests::parse(&manifests.to_string(), "test.yaml", &options);
+    assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
+    let mut snapshot = Snapshot::default();
+    for event in loaded.events {
+        snapshot.apply(event, &mut Touched::none());
+    }
+    let machine = Machine {
+        addresses: addresses.iter().map(|it| it.parse().unwrap()).collect(),
+        ..Machine::default()
+    };
+    let capabilities = Capabilities {
+        has_full_affinity: true,
+        ..Capabilities::default()
+    };
+    let config = PlanConfig {
+        node_name: "node-a".into(),
+        scheduler: "rr".into(),
+        node_port_addresses: NodePortAddresses::default(),
+        has_localhost_node_ports: false,
+        service_addresses: ServiceAddresses::Routes,
+        drain: Duration::ZERO,
+    };
+    desired(&snapshot, &machine, &capabilities, &config).0
+}
+
+/// Returns the configuration of rules with the Pod networks of the conformance data.
+fn rules() -> FilterConfig {
+    let networks = ["10.244.0.0/16", "fd00:244::/32"];
+    FilterConfig {
+        local_mode: LocalMode::ClusterCidr(networks.map(|it| it.parse().unwrap()).into()),
+        ..FilterConfig::default()
+    }
+}
 
 fn conformance() -> Table {
     table(&planned(CLUSTER, &ADDRESSES), &rules(), None)

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use lab::SetOnDrop;
-use lab::net::{Answer, Host, UdpClient, ask_udp_within};
+use lab::net::{Answer, Host, UdpClient, ask_tcp_within, ask_udp_within};
 use proxier::testing::clock;
 use proxier::testing::dataplane::Dataplane as _;
 
@@ -97,6 +97,16 @@ pub(super) fn newcomer(to: SocketAddr, is_over: &AtomicBool) -> Tally {
     let mut tally = Tally::default();
     while !is_over.load(Ordering::Relaxed) && tally.asked < MOST_FLOWS {
         tally.count(is_reply(&ask_udp_within(to, PATIENCE)));
+        thread::sleep(Duration::from_millis(15));
+    }
+    tally
+}
+
+/// Asks each question over a new connection.
+pub(super) fn newcomer_over_tcp(to: SocketAddr, is_over: &AtomicBool) -> Tally {
+    let mut tally = Tally::default();
+    while !is_over.load(Ordering::Relaxed) && tally.asked < MOST_FLOWS {
+        tally.count(is_reply(&ask_tcp_within(to, PATIENCE)));
         thread::sleep(Duration::from_millis(15));
     }
     tally

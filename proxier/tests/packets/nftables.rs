@@ -2,38 +2,35 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 
 use lab::net::{Cluster, Host, ask_udp_within};
 use nftables::RulesClient;
-use proxier::testing::dataplane::nftables::ServiceTable;
-use proxier::testing::plan::{Changed, Desired, Profile, SelectedEndpoint};
+use proxier::testing::clock;
+use proxier::testing::dataplane::nftables::Nftables;
+use proxier::testing::filter::{FilterConfig, TABLE};
+use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use proxier::testing::sync::Proxier;
 
-use super::load::{PATIENCE, meanwhile, newcomer};
+use super::load::{PATIENCE, Tally, meanwhile, newcomer, newcomer_over_tcp};
 use super::observed;
-use super::scene::{Clients, network};
+use super::scene::{Clients, cluster_networks, network, program};
 use super::services::{Endpoint, POD_B1, POD1, POD2, Services};
-use crate::desired::{planned, rules};
 use crate::{CLUSTER, KUBE_PROXY, at, check_dual, check_in};
 
-const TABLE: &str = "ipvs-proxier";
+mod rounds;
 
 /// How often the endpoints of a Service change while clients ask.
 const CHANGES: usize = 200;
 
-/// The network, and the rules of its node.
+/// The network, and our proxy on its node `node-a`.
 struct Maps {
     cluster: Cluster,
-    rules: Rules,
-}
-
-/// The rules that the kernel has.
-struct Rules {
-    client: RulesClient,
-    table: ServiceTable,
-    desired: Desired,
+    proxier: Proxier<Nftables>,
 }
 
 impl Maps {
@@ -48,14 +45,9 @@ impl Maps {
             let route = ["ip", version, "route", "add", "default", "via", via];
             cluster.node.exec(&[&route[..], &["src", source]].concat());
         }
-        let mut rules = Rules {
-            client: RulesClient::open(TABLE).unwrap(),
-            table: ServiceTable::new(&rules(), None),
-            desired: Desired::default(),
-        };
-        rules.client.restore(rules.table.table()).unwrap();
-        rules.program(manifests);
-        Self { cluster, rules }
+        let mut proxier = start();
+        program(&mut proxier, manifests);
+        Self { cluster, proxier }
     }
 
     fn clients(&self) -> Clients<'_> {
@@ -64,28 +56,47 @@ impl Maps {
         let cluster = &self.cluster;
         Clients { cluster, rounds }
     }
+
+    /// Programs the Services of `manifests` and no others.
+    fn program(&mut self, manifests: impl Display) {
+        program(&mut self.proxier, manifests);
+    }
+
+    /// Makes a round `later` than now.
+    fn round(&mut self, later: Duration) {
+        let applied = self.proxier.sync(clock::since_boot() + later).unwrap();
+        let failures: Vec<_> = applied.failures().collect();
+        assert!(failures.is_empty(), "{failures:?}");
+    }
+
+    /// Replaces our proxy by a new process, which has the Services of `manifests`.
+    fn restart(&mut self, manifests: impl Display) {
+        self.proxier = start();
+        program(&mut self.proxier, manifests);
+    }
 }
 
-impl Rules {
-    /// Programs the difference between the Services before and those of `manifests`, in one transaction.
-    fn program(&mut self, manifests: impl Display) {
-        self.follow(planned(manifests, &Cluster::NODE_ADDRESSES));
-    }
+fn start() -> Proxier<Nftables> {
+    let config = PlanConfig {
+        node_name: "node-a".into(),
+        scheduler: "rr".into(),
+        node_port_addresses: NodePortAddresses::default(),
+        has_localhost_node_ports: false,
+        service_addresses: ServiceAddresses::None,
+        // The default of `--drain-timeout`.
+        drain: Duration::from_secs(3_600),
+    };
+    let rules = FilterConfig {
+        local_mode: cluster_networks(),
+        ..FilterConfig::default()
+    };
+    Proxier::of(Nftables::open(rules, &[]).unwrap(), config)
+}
 
-    fn follow(&mut self, mut after: Desired) {
-        let changed = Changed::between(self.desired.clone(), &mut after);
-        let commands = self.table.follow(&after, &changed);
-        self.client.apply(&commands).unwrap();
-        self.desired = after;
-    }
-
-    /// Writes what a new process computes, which knows nothing of the kernel.
-    fn restart(&mut self) {
-        self.table = ServiceTable::new(&rules(), None);
-        let all = Changed::between(Desired::default(), &mut self.desired);
-        self.table.follow(&self.desired, &all);
-        self.client.restore(self.table.table()).unwrap();
-    }
+/// Returns the generation of the packet filter, which each transaction changes.
+fn generation() -> u32 {
+    let mut client = RulesClient::open(TABLE).unwrap();
+    client.read_generation().unwrap()
 }
 
 #[test]
@@ -143,14 +154,12 @@ fn a_client_with_affinity_stays_at_its_endpoint() {
         let of_pod1 = first.iter().filter(|it| it.starts_with("pod1/")).count();
         assert!((1..first.len()).contains(&of_pod1), "{first:?}");
         // Neither more endpoints nor another process moves a client.
-        maps.rules.program(services(&[POD1, POD2, POD_B1]));
+        maps.program(services(&[POD1, POD2, POD_B1]));
         assert_eq!(ask(&maps), first);
-        maps.rules.restart();
+        maps.restart(services(&[POD1, POD2, POD_B1]));
         assert_eq!(ask(&maps), first);
         // A removed endpoint loses its clients, and no others.
-        maps.rules.program(services(&[POD2, POD_B1]));
-        let Rules { client, table, .. } = &mut maps.rules;
-        table.forget_removed(client).unwrap();
+        maps.program(services(&[POD2, POD_B1]));
         for (before, after) in first.iter().zip(ask(&maps)) {
             let is_removed = before.starts_with("pod1/");
             assert!(is_removed != (*before == after), "{before}, then {after}");
@@ -173,28 +182,31 @@ const DRAWS: usize = 120;
 fn schedulers_share_connections_by_weight_and_by_client() {
     lab::test(|| {
         let mut maps = Maps::new(Services::dual());
-        for (scheduler, with_port, weights, shares) in [
-            ("rr", false, [1, 3], &[HALF][..]),
-            ("wrr", false, [1, 3], &[QUARTER]),
-            ("wlc", false, [1, 3], &[QUARTER]),
-            ("sh", false, [1, 1], &ALL_OR_NONE),
-            ("sh", true, [1, 1], &[HALF]),
-            ("mh", false, [1, 1], &ALL_OR_NONE),
-            ("mh", true, [1, 3], &[QUARTER]),
-            ("dh", false, [1, 1], &ALL_OR_NONE),
-            ("fo", false, [1, 3], &[NONE]),
+        let weights_of_three = "10.244.2.2:3, [fd00:244:2::2]:3, *:1";
+        for (scheduler, flags, weights, shares) in [
+            ("rr", "", "*:1", &[HALF][..]),
+            ("wrr", "", weights_of_three, &[QUARTER]),
+            // Not possible, so rr serves.
+            ("wlc", "", "*:1", &[HALF]),
+            ("sh", "", "*:1", &ALL_OR_NONE),
+            ("sh", "port", "*:1", &[HALF]),
+            ("mh", "", "*:1", &[HALF]),
+            ("mh", "none", "*:1", &ALL_OR_NONE),
+            ("mh", "port", weights_of_three, &[QUARTER]),
+            ("dh", "", "*:1", &ALL_OR_NONE),
+            ("fo", "", weights_of_three, &[NONE]),
         ] {
-            let mut desired = maps.rules.desired.clone();
-            for plan in desired.frontends.values_mut() {
-                let mut profile = Profile::clone(&plan.profile);
-                profile.balancing.scheduler = scheduler.into();
-                profile.balancing.flags.port = with_port;
-                plan.profile = profile.into();
-                let weighted = plan.endpoints.iter().zip(weights);
-                let weighted = weighted.map(|(it, weight)| SelectedEndpoint { weight, ..*it });
-                plan.endpoints = weighted.collect();
-            }
-            maps.rules.follow(desired);
+            maps.program(Services::dual().edit("web", |web| {
+                web.annotations = vec![("scheduler", scheduler), ("weights", weights)];
+                let flags = Some(("scheduler-flags", flags)).filter(|(_, flags)| !flags.is_empty());
+                web.annotations.extend(flags);
+            }));
+            let problems = maps.proxier.problems();
+            assert_eq!(
+                problems.len(),
+                usize::from(scheduler == "wlc"),
+                "{problems:?}"
+            );
             for to in ["10.96.1.1:53", "[fd00:10:96::1]:53"] {
                 let answers = draws(&maps.cluster.pod3, &[to], DRAWS);
                 let of_pod1 = answers.iter().filter(|it| it[0] == "pod1").count();
@@ -232,7 +244,7 @@ fn draws(client: &Host, frontends: &[&str], times: usize) -> Vec<Vec<String>> {
 fn clients_notice_no_change_of_endpoints() {
     lab::test(|| {
         let mut maps = Maps::new(Services::dual());
-        let Maps { cluster, rules } = &mut maps;
+        let Maps { cluster, proxier } = &mut maps;
         let clients = [
             (&cluster.pod3, "10.96.1.1:53"),
             (&cluster.pod2, "[fd00:10:96::1]:53"),
@@ -240,16 +252,24 @@ fn clients_notice_no_change_of_endpoints() {
             (&*cluster.ext2, "[2001:db8:51::1]:53"),
             (&*cluster.peer, "172.18.0.2:30053"),
             (&*cluster.node, "10.96.1.1:53"),
+            (&cluster.pod3, "[fd00:10:96::1]:80"),
+            (&*cluster.ext, "198.51.100.2:80"),
+            (&*cluster.peer, "[fd00:172:18::2]:30080"),
         ];
         let lists: [&[Endpoint]; 4] = [&[POD_B1], &[POD1, POD2], &[POD1], &[POD1, POD2, POD_B1]];
         let change = || {
             for endpoints in lists.iter().cycle().take(CHANGES) {
                 let services = Services::dual();
-                rules.program(services.edit("web", |web| *web = web.clone().endpoints(endpoints)));
+                let web = services.edit("web", |web| *web = web.clone().endpoints(endpoints));
+                program(proxier, web);
                 thread::sleep(lab::patience(Duration::from_millis(5)));
             }
         };
-        let tallies = meanwhile(&clients, newcomer, change);
+        let ask = |to: SocketAddr, is_over: &AtomicBool| match to.port() {
+            80 | 30080 => newcomer_over_tcp(to, is_over),
+            _ => newcomer(to, is_over),
+        };
+        let tallies: Vec<Tally> = meanwhile(&clients, ask, change);
         println!(
             "{} questions",
             tallies.iter().map(|it| it.asked).sum::<usize>()

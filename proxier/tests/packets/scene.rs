@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use lab::net::{Answer, Cluster, Host};
+use proxier::testing::dataplane::Dataplane;
 use proxier::testing::dataplane::ipvs::Ipvs;
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::filter::{FilterConfig, LocalMode};
@@ -253,7 +254,7 @@ fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Pro
 }
 
 /// Programs the kernel for the Services of `manifests` and no others.
-pub(crate) fn program(proxier: &mut Proxier<Ipvs<Linux>>, manifests: impl Display) {
+pub(crate) fn program<D: Dataplane>(proxier: &mut Proxier<D>, manifests: impl Display) {
     let options = manifests::Options {
         service_cidr: Vec::new(),
         node_name: "node-a".into(),
@@ -265,7 +266,7 @@ pub(crate) fn program(proxier: &mut Proxier<Ipvs<Linux>>, manifests: impl Displa
     let applied = proxier.sync(clock::since_boot()).unwrap();
     let failures: Vec<_> = applied.failures().collect();
     assert!(failures.is_empty(), "{failures:?}");
-    assert!(proxier.filter().unwrap().is_in_step());
+    assert!(proxier.dataplane().has_written_rules());
 }
 
 /// Runs the nft `commands` on `node`.

@@ -272,6 +272,8 @@ pub(crate) struct Service {
     pub(crate) source_ranges: Vec<String>,
     pub(crate) ports: Vec<Port>,
     pub(crate) health_check_node_port: Option<u16>,
+    /// Annotations of ours, without the prefix of their names.
+    pub(crate) annotations: Vec<(&'static str, &'static str)>,
     /// The proxy that serves the Service instead of ours.
     proxy_name: Option<&'static str>,
     /// Either empty, or one slice of each family.
@@ -292,6 +294,7 @@ impl Service {
             source_ranges: Vec::new(),
             ports: vec![Port::http("http", 80), Port::dns("dns", 53)],
             health_check_node_port: None,
+            annotations: Vec::new(),
             proxy_name: None,
             slices: Vec::new(),
         }
@@ -384,6 +387,10 @@ impl Service {
         }
         if let Some(number) = self.health_check_node_port {
             service["spec"]["healthCheckNodePort"] = json!(number);
+        }
+        for (name, value) in &self.annotations {
+            let name = format!("ipvs-proxier.io/{name}");
+            service["metadata"]["annotations"][name] = json!(value);
         }
         if let Some(name) = self.proxy_name {
             service["metadata"]["labels"] =

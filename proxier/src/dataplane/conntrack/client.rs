@@ -26,6 +26,8 @@ pub struct Swept {
     pub seen: usize,
     /// The number of flows that were deleted, or that ended before their deletion.
     pub deleted: usize,
+    /// The number of flows that stay until their answers had time to arrive.
+    pub spared: usize,
 }
 
 impl ConntrackClient {
@@ -56,6 +58,7 @@ impl ConntrackClient {
         for scope in stale.scopes() {
             self.each(scope, |flow| {
                 swept.seen += 1;
+                swept.spared += usize::from(stale.spares(&flow));
                 found.extend(Some(flow).filter(|flow| stale.contains(flow)));
             })?;
         }

@@ -14,6 +14,8 @@ pub struct Stale {
     frontends: BTreeMap<Frontend, BTreeSet<SocketAddr>>,
     /// The endpoints of frontends that may keep their connections no longer.
     ended: BTreeSet<(Frontend, SocketAddr)>,
+    /// Of `frontends`, those whose unanswered flows to removed endpoints stay for now.
+    patient: BTreeSet<Frontend>,
     /// UDP endpoints that returned; their stray flows are stale (`Strays` of IPVS).
     returned: BTreeSet<SocketAddr>,
 }
@@ -48,6 +50,11 @@ impl Stale {
         }
     }
 
+    /// Keeps the unanswered flows of `frontend` to removed endpoints for now: the answer may be on its way.
+    pub fn wait_for_answers(&mut self, frontend: Frontend) {
+        self.patient.insert(frontend);
+    }
+
     /// Makes the flows from `frontend` to `endpoint` stale.
     pub fn end(&mut self, frontend: Frontend, endpoint: SocketAddr) {
         self.ended.insert((frontend, endpoint));
@@ -73,11 +80,26 @@ impl Stale {
     /// A flow to one of the frontends must be deleted if its replies come from none of the
     /// frontend's endpoints, or from one whose time is over. A stray of a returned endpoint must be deleted too.
     pub fn contains(&self, flow: &Flow) -> bool {
-        let (frontend, endpoint) = (flow.frontend(), flow.reply.source);
-        let endpoints = self.frontends.get(&frontend);
-        endpoints.is_some_and(|it| !it.contains(&endpoint))
-            || self.ended.contains(&(frontend, endpoint))
+        self.is_misled(flow) && !self.waits_for(flow)
+            || self.ended.contains(&(flow.frontend(), flow.reply.source))
             || self.is_stray(flow)
+    }
+
+    /// Returns whether `flow` would be stale if an answer were not perhaps on its way.
+    pub(super) fn spares(&self, flow: &Flow) -> bool {
+        self.is_misled(flow) && self.waits_for(flow)
+    }
+
+    /// Returns whether another endpoint than those of the frontend answers `flow`.
+    fn is_misled(&self, flow: &Flow) -> bool {
+        let endpoints = self.frontends.get(&flow.frontend());
+        endpoints.is_some_and(|it| !it.contains(&flow.reply.source))
+    }
+
+    fn waits_for(&self, flow: &Flow) -> bool {
+        // A flow that was not translated gets no answer.
+        let is_translated = flow.reply.source != flow.original.destination;
+        !flow.is_answered && is_translated && self.patient.contains(&flow.frontend())
     }
 
     /// Returns whether `flow` is a stray of a returned endpoint.
@@ -182,6 +204,27 @@ mod tests {
         assert!(tcp("10.96.0.10:80", "10.244.1.2:80"), "time is over");
         assert!(!tcp("10.96.0.10:80", "10.244.1.3:80"));
         assert!(!udp("10.96.0.10:80", "10.244.1.2:80"));
+    }
+
+    #[test]
+    fn flows_whose_answers_may_be_on_their_way_are_spared() {
+        let dns = frontend_at(Protocol::Udp, "10.96.0.10:53");
+        let mut stale = Stale::default();
+        stale.keep_only(dns, ["10.244.1.3:53".parse().unwrap()]);
+        let judged = |stale: &Stale, by, is_answered| {
+            let flow = Flow {
+                is_answered,
+                ..flow(Protocol::Udp, "10.96.0.10:53", by)
+            };
+            (stale.contains(&flow), stale.spares(&flow))
+        };
+        assert_eq!(judged(&stale, "10.244.1.2:53", false), (true, false));
+        stale.wait_for_answers(dns);
+        assert_eq!(judged(&stale, "10.244.1.2:53", false), (false, true));
+        assert_eq!(judged(&stale, "10.244.1.2:53", true), (true, false));
+        assert_eq!(judged(&stale, "10.244.1.3:53", false), (false, false));
+        let untranslated = "10.96.0.10:53";
+        assert_eq!(judged(&stale, untranslated, false), (true, false));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The connections of endpoints that left their frontends.
 //!
 //! The kernel keeps a connection at its endpoint as long as its entry in connection tracking exists. Entries of UDP and SCTP
-//! are deleted at once, because a client that keeps sending would keep its entry for ever. TCP connections may continue until a
+//! are deleted at once, because a client that keeps sending would keep its entry for ever; those without an answer a moment
+//! later, because the answer may be on its way. TCP connections may continue until a
 //! deadline, or until their Service is deleted; then the client's next packet goes to another endpoint, which resets it.
 //!
 //! Deadlines are in memory: after a restart, the connections of endpoints that left before have none.
@@ -21,6 +22,9 @@ use crate::util::timer::Timer;
 /// The pause after a failed sweep.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// How long answers may be on their way.
+const ANSWER: Duration = Duration::from_secs(1);
+
 /// The shortest time between two sweeps for ended drains. Each reads all TCP connections.
 const PAUSE: Duration = Duration::from_secs(5);
 
@@ -29,6 +33,8 @@ const PAUSE: Duration = Duration::from_secs(5);
 pub(super) struct Departures {
     /// The UDP and SCTP frontends that may have entries of other endpoints than their plan has.
     unswept: BTreeSet<Frontend>,
+    /// Those of them whose unanswered entries are swept later, and when.
+    unanswered: BTreeMap<Frontend, Duration>,
     /// The TCP endpoints that left and may keep their connections.
     drains: BTreeMap<(Frontend, SocketAddr), Drain>,
     /// When ended drains are swept next, at the earliest.
@@ -48,6 +54,7 @@ impl Default for Departures {
     fn default() -> Self {
         Self {
             unswept: BTreeSet::new(),
+            unanswered: BTreeMap::new(),
             drains: BTreeMap::new(),
             next_ended: Duration::ZERO,
             retry: Timer::doubling(RETRY, RETRY),
@@ -91,7 +98,7 @@ impl Departures {
             return;
         }
         if left.peek().is_some() {
-            let service = service.or(plan.map(|plan| &plan.owner.service));
+            let service = service.or_else(|| plan.map(|plan| &plan.owner.service));
             let drain = Drain {
                 until: now + time(planned, plan, service),
                 service: service.cloned(),
@@ -138,9 +145,15 @@ impl Departures {
             return None;
         }
         let mut stale = Stale::default();
-        for frontend in &self.unswept {
+        let is_late = |since: &Duration| *since + ANSWER <= now;
+        let late = self.unanswered.iter().filter(|(_, since)| is_late(since));
+        let late = late.map(|(frontend, _)| frontend);
+        for frontend in self.unswept.iter().chain(late) {
             let plan = desired.frontends.get(frontend);
             stale.keep_only(*frontend, plan.into_iter().flat_map(endpoints));
+        }
+        for frontend in &self.unswept {
+            stale.wait_for_answers(*frontend);
         }
         let sweeps_ended = self.next_ended <= now;
         let is_ended = |drain: &Drain| sweeps_ended && drain.until <= now;
@@ -151,8 +164,13 @@ impl Departures {
             return None;
         }
         let swept = sweeper.sweep(&stale);
-        if swept.is_ok() {
-            self.unswept.clear();
+        if let Ok(swept) = &swept {
+            self.unanswered.retain(|_, since| !is_late(since));
+            let unswept = std::mem::take(&mut self.unswept).into_iter();
+            if swept.spared > 0 {
+                self.unanswered
+                    .extend(unswept.map(|frontend| (frontend, now)));
+            }
             let before = self.drains.len();
             self.drains.retain(|_, drain| !is_ended(drain));
             if self.drains.len() < before {
@@ -169,9 +187,14 @@ impl Departures {
     pub(super) fn next_due(&self) -> Option<Duration> {
         let ended = self.drains.values().map(|drain| drain.until).min();
         let ended = ended.map(|until| until.max(self.next_ended));
-        let due = self.retry.due();
-        // After a failure, what has ended waits, too.
-        ended.map_or(due, |ended| Some(due.map_or(ended, |due| due.max(ended))))
+        let unanswered = self.unanswered.values().min();
+        let unanswered = unanswered.map(|since| *since + ANSWER);
+        let next = [ended, unanswered].into_iter().flatten().min();
+        // After a failure, all wait.
+        match (next, self.retry.due()) {
+            (Some(next), Some(retry)) => Some(next.max(retry)),
+            (next, retry) => next.or(retry),
+        }
     }
 }
 

@@ -1,0 +1,231 @@
+//! Rounds of the real dataplane: repairs, restarts, and the connections of endpoints that left.
+
+use std::time::Duration;
+
+use lab::net::{Answer, Cluster, Connection, UdpClient};
+use proxier::testing::clock;
+use proxier::testing::dataplane::Dataplane as _;
+use proxier::testing::filter::TABLE;
+use proxier::testing::model::Protocol;
+
+use super::super::scene::{flows, nft};
+use super::super::services::{POD_B1, POD1, POD2, Port, Services};
+use super::{Maps, generation};
+
+/// TCP frontends of Service web and Service local, each with a client.
+const TCP: [(&str, &str); 8] = [
+    ("pod3", "10.96.1.1:80"),
+    ("pod3", "[fd00:10:96::1]:80"),
+    ("ext", "198.51.100.2:80"),
+    ("ext", "[2001:db8:51::1]:80"),
+    ("peer", "172.18.0.2:30080"),
+    ("node", "10.96.1.1:80"),
+    ("ext", "198.51.100.4:80"),
+    ("pod3", "[fd00:172:18::2]:30081"),
+];
+
+/// The drain of Service web, in seconds.
+const DRAIN: &str = "60";
+
+/// A connection, and the Pod that serves it.
+struct Open {
+    connection: Connection,
+    pod: String,
+}
+
+impl Open {
+    fn all(maps: &Maps) -> Vec<Self> {
+        let open = TCP.iter().map(|(client, to)| {
+            let connection = maps.clients().host(client).connect(*to).unwrap();
+            let pod = connection.greeting().backend().unwrap().to_owned();
+            Self { connection, pod }
+        });
+        open.collect()
+    }
+
+    /// Asserts that the Pod still serves the connection.
+    #[track_caller]
+    fn check(&mut self) {
+        let answer = self.connection.ask();
+        assert_eq!(answer.backend(), Some(&*self.pod), "{answer}");
+    }
+}
+
+fn listing() -> String {
+    let listed = std::process::Command::new("/usr/sbin/nft")
+        .args(["list", "table", "inet", TABLE])
+        .output()
+        .unwrap();
+    assert!(listed.status.success());
+    String::from_utf8(listed.stdout).unwrap()
+}
+
+#[test]
+fn what_other_programs_change_is_repaired_and_connections_continue() {
+    lab::test(|| {
+        let mut maps = Maps::new(Services::dual());
+        let mut open = Open::all(&maps);
+        let before = listing();
+        for sabotage in [
+            "delete table inet ipvs-proxier",
+            "flush chain inet ipvs-proxier dispatch",
+            "flush map inet ipvs-proxier frontends-4",
+            "delete element inet ipvs-proxier endpoints-6 { fd00:10:96::1 . udp . 53 . 0x00000001 }",
+            "add rule inet ipvs-proxier new drop",
+            "add chain inet ipvs-proxier foreign { type filter hook forward priority 0; policy drop; }",
+            "add set inet ipvs-proxier foreign { type ipv4_addr; }",
+        ] {
+            assert!(!maps.proxier.dataplane_mut().finds_changed_rules());
+            nft(&maps.cluster.node, sabotage);
+            assert!(
+                maps.proxier.dataplane_mut().finds_changed_rules(),
+                "{sabotage}"
+            );
+            maps.round(Duration::ZERO);
+            assert_eq!(listing(), before, "{sabotage}");
+            open.iter_mut().for_each(Open::check);
+        }
+        // A change elsewhere is none of ours.
+        nft(&maps.cluster.node, "add table inet other");
+        let generation_before = generation();
+        maps.proxier.resync(Duration::from_secs(1_000_000)).unwrap();
+        assert_eq!(generation(), generation_before);
+    });
+}
+
+#[test]
+fn a_restart_writes_nothing() {
+    lab::test(|| {
+        let services = |endpoints: &[_]| {
+            Services::dual().edit("web", |web| {
+                web.has_affinity = true;
+                *web = web.clone().endpoints(endpoints);
+            })
+        };
+        let mut maps = Maps::new(services(&[POD1, POD2, POD_B1]));
+        // Now the order of the slots is not that of the addresses.
+        maps.program(services(&[POD2, POD_B1]));
+        maps.program(services(&[POD1, POD2, POD_B1]));
+        // The chains of two endpoints are deleted.
+        maps.proxier.resync(clock::since_boot()).unwrap();
+        let before = generation();
+        maps.restart(services(&[POD1, POD2, POD_B1]));
+        assert_eq!(generation(), before);
+        maps.round(Duration::ZERO);
+        assert_eq!(generation(), before);
+        // One endpoint left while no process ran.
+        maps.restart(services(&[POD1, POD_B1]));
+        assert_eq!(generation(), before + 1);
+    });
+}
+
+#[test]
+fn connections_to_a_removed_endpoint_end_at_the_deadline() {
+    lab::test(|| {
+        let services = |endpoints: &[_]| {
+            Services::dual().edit("web", |web| {
+                web.annotations = vec![("drain-seconds", DRAIN)];
+                *web = web.clone().endpoints(endpoints);
+            })
+        };
+        let mut maps = Maps::new(services(&[POD1, POD_B1]));
+        let mut open = Open::all(&maps);
+        maps.program(services(&[POD2]));
+        let is_of_web = |place: usize| place < 6;
+        open.iter_mut().for_each(Open::check);
+        for (client, to) in &TCP[..6] {
+            let answer = maps.clients().host(client).ask_tcp(*to);
+            assert_eq!(answer.backend(), Some("pod2"), "{client} to {to}: {answer}");
+        }
+        maps.round(Duration::from_secs(50));
+        open.iter_mut().for_each(Open::check);
+        maps.round(Duration::from_secs(70));
+        for (place, open) in open.iter_mut().enumerate() {
+            if is_of_web(place) {
+                let answer = open.connection.ask();
+                assert_eq!(answer, Answer::Reset, "{:?}", TCP[place]);
+            } else {
+                open.check();
+            }
+        }
+        assert_eq!(maps.proxier.next_due(), None);
+    });
+}
+
+#[test]
+fn an_edit_drains_and_a_deletion_does_not() {
+    lab::test(|| {
+        let mut maps = Maps::new(Services::dual());
+        let mut open = Open::all(&maps);
+        let moved = Services::dual().edit("web", |web| {
+            web.ports[0] = Port::http("http", 81);
+        });
+        maps.program(&moved);
+        open.iter_mut().for_each(Open::check);
+        maps.program(moved.without("web"));
+        // Sweeps of ended drains are apart.
+        maps.round(Duration::from_secs(10));
+        open[6..].iter_mut().for_each(Open::check);
+        let tracked = flows(Protocol::Tcp);
+        let of_web = ["10.96.1.1:80 ", "[fd00:10:96::1]:80 ", "198.51.100.2:80 "];
+        let is_of_web = |flow: &String| of_web.iter().any(|it| flow.starts_with(it));
+        assert!(!tracked.iter().any(is_of_web), "{tracked:?}");
+        assert!(
+            tracked
+                .iter()
+                .any(|flow| flow.starts_with("198.51.100.4:80 "))
+        );
+    });
+}
+
+#[test]
+fn udp_clients_leave_a_removed_endpoint_at_once() {
+    lab::test(|| {
+        let services = |endpoints: &[_]| {
+            Services::dual().edit("web", |web| *web = web.clone().endpoints(endpoints))
+        };
+        let mut maps = Maps::new(Services::dual());
+        let to = [
+            ("pod3", "10.96.1.1:53"),
+            ("pod3", "[fd00:10:96::1]:53"),
+            ("ext", "198.51.100.2:53"),
+            ("peer", "[fd00:172:18::2]:30053"),
+            ("node", "10.96.1.1:53"),
+            ("ext", "198.51.100.4:53"),
+            ("pod3", "10.96.2.1:53"),
+        ];
+        let mut asking: Vec<(UdpClient, String)> = Vec::new();
+        for (client, to) in to {
+            let mut client = maps.clients().host(client).udp_client(to);
+            let pod = client.ask().backend().unwrap().to_owned();
+            asking.push((client, pod));
+        }
+        maps.program(services(&[POD2]));
+        let of_web = |flow: &String| flow.starts_with("10.96.1.1:53 ");
+        assert!(!flows(Protocol::Udp).iter().any(of_web));
+        let (of_web, of_local) = asking.split_at_mut(5);
+        for (client, _) in of_web {
+            assert_eq!(client.ask().backend(), Some("pod2"));
+        }
+        for (client, pod) in of_local {
+            assert_eq!(client.ask().backend(), Some(&**pod));
+        }
+    });
+}
+
+/// The node's own addresses and the links of Pods are no service addresses.
+#[test]
+fn no_service_address_is_local() {
+    lab::test(|| {
+        let maps = Maps::new(Services::dual());
+        let node = &maps.cluster.node;
+        let local = ["-4", "-6"]
+            .map(|version| node.exec(&["ip", version, "route", "show", "table", "local"]));
+        let own = |line: &&str| Cluster::NODE_ADDRESSES.iter().any(|it| line.contains(it));
+        assert!(local[0].lines().any(|line| own(&line)));
+        for address in ["10.96.", "198.51.100.", "fd00:10:96:", "2001:db8:51:"] {
+            let found = local.iter().any(|routes| routes.contains(address));
+            assert!(!found, "{address}: {local:?}");
+        }
+    });
+}
