@@ -11,7 +11,6 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::cli::config::{NodeSettings, Resolved};
 use crate::cluster::model::Cidr;
-use crate::dataplane::Failure;
 use crate::dataplane::ipvs::ledger::{LedgerFile, LedgerLock, LockError};
 use crate::dataplane::ipvs::linux::Linux;
 use crate::plan::{self, PlanConfig};
@@ -116,9 +115,10 @@ struct NodeFlags {
     #[command(flatten)]
     packets: PacketFlags,
 
-    /// How service addresses become local addresses of the node.
-    #[arg(long, value_enum, default_value_t)]
-    service_addresses: ServiceAddressesFlag,
+    /// How service addresses become local addresses of the node [default: routes with IPVS, none with the dataplane
+    /// nftables].
+    #[arg(long, value_enum)]
+    service_addresses: Option<ServiceAddressesFlag>,
 
     /// Devices of programs that serve a Service's address themselves, as NodeLocal DNSCache does: no
     /// virtual server and no node port is programmed at their addresses. kube-proxy has no such flag.
@@ -144,14 +144,20 @@ enum ServiceAddressesFlag {
     Dummy,
     /// Local routes on lo. Calico then does not apply its policies to Services.
     Loopback,
+    /// Not at all. Only the dataplane nftables serves addresses that are not local.
+    None,
 }
 
-impl From<ServiceAddressesFlag> for plan::ServiceAddresses {
-    fn from(choice: ServiceAddressesFlag) -> Self {
-        match choice {
-            ServiceAddressesFlag::Routes => Self::Routes,
-            ServiceAddressesFlag::Dummy => Self::Dummy,
-            ServiceAddressesFlag::Loopback => Self::Loopback,
+impl ServiceAddressesFlag {
+    /// Returns the form of addresses for IPVS.
+    fn local(self) -> anyhow::Result<plan::ServiceAddresses> {
+        match self {
+            Self::Routes => Ok(plan::ServiceAddresses::Routes),
+            Self::Dummy => Ok(plan::ServiceAddresses::Dummy),
+            Self::Loopback => Ok(plan::ServiceAddresses::Loopback),
+            Self::None => anyhow::bail!(
+                "--service-addresses=none: IPVS serves local addresses only; this value is for --dataplane=nftables"
+            ),
         }
     }
 }
@@ -167,8 +173,26 @@ impl NodeFlags {
         Ok((resolved, settings))
     }
 
-    fn open_kernel(&self) -> Result<Linux, Failure> {
-        Linux::yielding(self.service_addresses.into(), &self.yield_devices)
+    fn open_kernel(&self) -> anyhow::Result<Linux> {
+        let form = self.local_addresses()?;
+        Ok(Linux::yielding(form, &self.yield_devices)?)
+    }
+
+    /// Returns the form of service addresses for IPVS.
+    fn local_addresses(&self) -> anyhow::Result<plan::ServiceAddresses> {
+        self.service_addresses.unwrap_or_default().local()
+    }
+
+    /// Checks that service addresses need not become local.
+    fn ensure_no_local_addresses(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            matches!(
+                self.service_addresses,
+                None | Some(ServiceAddressesFlag::None)
+            ),
+            "--service-addresses: the dataplane nftables makes no address local; the only valid value is none"
+        );
+        Ok(())
     }
 
     /// Returns the configuration of a command.
@@ -182,7 +206,8 @@ impl NodeFlags {
             scheduler: settings.scheduler.as_str().into(),
             node_port_addresses: settings.node_port_addresses.clone(),
             has_localhost_node_ports: false,
-            service_addresses: self.service_addresses.into(),
+            // With IPVS, `local_addresses` replaces it.
+            service_addresses: plan::ServiceAddresses::None,
             drain: self.drain_timeout.0,
         };
         Ok(Setup { settings, plan })

@@ -163,7 +163,7 @@ struct Cleanup<'a> {
 impl<'a> Cleanup<'a> {
     /// Opens the kernel.
     fn open(flags: &'a Flags, scope: CleanupScope) -> anyhow::Result<Self> {
-        let mut linux = Linux::open(flags.service_addresses.into())?;
+        let mut linux = Linux::open(flags.service_addresses.local()?)?;
         let has_traces = linux.rules_generation()?.is_some() || linux.addresses()?.have_ours();
         // With KUBE-MARK-MASQ: after a cleanup, no program maintains the chain for plugins.
         let mut leftovers = LeftoverClient::open(MarkChainUse::KubeProxy)?;

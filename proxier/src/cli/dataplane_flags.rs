@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use relay::{InsideClients, RelayLimits};
 
 use super::{DurationFlag, NodeFlags};
+use crate::cli::config::NodeSettings;
 use crate::cluster::model::{Family, Networks};
 use crate::dataplane::Failure;
 use crate::dataplane::ipvs::filter::LocalMode;
@@ -15,9 +16,12 @@ use crate::dataplane::userspace::Userspace;
 /// Flags about the dataplane. kube-proxy has no such flags.
 #[derive(Args, Debug)]
 pub(super) struct DataplaneFlags {
-    /// How connections reach endpoints.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
-    dataplane: DataplaneFlag,
+    /// How connections reach endpoints [default: nftables if --proxy-mode or the configuration file says so,
+    /// otherwise ipvs].
+    // Not `auto`: on a node that lacks a module or a capability for a moment, the relay would serve although the
+    // operator expects IPVS.
+    #[arg(long, value_enum, value_name = "HOW")]
+    dataplane: Option<DataplaneFlag>,
 
     /// How long the userspace dataplane waits for open connections before the process exits.
     #[arg(long, value_name = "DURATION", default_value = "20s")]
@@ -34,15 +38,14 @@ pub(super) struct DataplaneFlags {
     localhost_nodeports: Option<bool>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DataplaneFlag {
     /// IPVS if this process can program it, otherwise userspace.
     Auto,
-    // The default, not `Auto`: on a node that lacks a module or a capability for a moment, the relay would
-    // serve although the operator expects IPVS.
     /// The kernel's IPVS.
-    #[default]
     Ipvs,
+    /// Maps of nftables alone, without IPVS and without local service addresses.
+    Nftables,
     /// A relay in this process, which needs neither IPVS nor privileges.
     Userspace,
 }
@@ -52,6 +55,8 @@ enum DataplaneFlag {
 pub(super) enum DataplaneKind {
     /// The kernel's IPVS.
     Ipvs,
+    /// Maps of nftables.
+    Nftables,
     /// The relay.
     Userspace,
 }
@@ -60,18 +65,31 @@ pub(super) enum DataplaneKind {
 pub(super) enum Chosen {
     /// The kernel's IPVS.
     Ipvs(Box<Linux>),
+    /// Maps of nftables.
+    Nftables,
     /// The relay.
     Userspace,
 }
 
 impl DataplaneFlags {
     /// Opens IPVS, or chooses the relay and logs the reason.
-    pub(super) fn choose(&self, node: &NodeFlags) -> Result<Chosen, Failure> {
-        let usable = || {
+    pub(super) fn choose(
+        &self,
+        node: &NodeFlags,
+        settings: &NodeSettings,
+    ) -> anyhow::Result<Chosen> {
+        let usable = || -> anyhow::Result<Linux> {
             let mut linux = node.open_kernel()?;
-            linux.check_permission().map(|()| linux)
+            linux.check_permission()?;
+            Ok(linux)
         };
-        match self.dataplane {
+        let default = if settings.is_nftables {
+            DataplaneFlag::Nftables
+        } else {
+            DataplaneFlag::Ipvs
+        };
+        match self.dataplane.unwrap_or(default) {
+            DataplaneFlag::Nftables => Ok(Chosen::Nftables),
             DataplaneFlag::Userspace => Ok(Chosen::Userspace),
             DataplaneFlag::Ipvs => Ok(Chosen::Ipvs(Box::new(node.open_kernel()?))),
             DataplaneFlag::Auto => match usable() {

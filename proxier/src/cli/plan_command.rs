@@ -81,7 +81,8 @@ struct JsonPlan {
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let (_, settings) = self.node.resolve()?;
-        let setup = self.node.setup(settings)?;
+        let mut setup = self.node.setup(settings)?;
+        setup.plan.service_addresses = self.node.local_addresses()?;
         anyhow::ensure!(
             !self.audit || self.against == Against::Kernel,
             "--audit needs the table of a kernel, and --against=empty has none"

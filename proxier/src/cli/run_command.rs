@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::SystemTime;
 
+use ::nftables::RulesClient;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use ipvs_netlink::Timeouts;
@@ -22,17 +23,19 @@ use super::{
 };
 use crate::cli::config::{NodeSettings, Resolved};
 use crate::daemon::{
-    ChainCheck, Daemon, KernelSettings, MarkChainCheck, Meter, Periods, Publisher, Reporter,
+    ChainCheck, Daemon, FormerIpvs, FormerNftables, KernelSettings, MarkChainCheck, Meter, Periods,
+    Publisher, Reporter,
 };
 use crate::dataplane::Dataplane;
 use crate::dataplane::ipvs::companion::Companion;
-use crate::dataplane::ipvs::filter::FilterConfig;
+use crate::dataplane::ipvs::filter::{self, FilterConfig};
 use crate::dataplane::ipvs::linux::{Linux, monitor};
 use crate::dataplane::ipvs::{Ipvs, Owners};
+use crate::dataplane::nftables::{self, Nftables};
 use crate::host::namespace_lock::NamespaceLock;
 use crate::host::predecessor::MarkChainUse;
 use crate::host::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
-use crate::host::{ForeignChains, MarkChains, foreign_chains};
+use crate::host::{ForeignChains, MarkChains, Treatment, Treatments, foreign_chains};
 use crate::observe::instruments::{self, Exporter};
 use crate::observe::serve::{self, BindFailures, OnBindFailure, Sources};
 use crate::plan::{PlanConfig, ServiceAddresses};
@@ -148,8 +151,9 @@ impl Flags {
             exporter: instruments::install(SystemTime::now())?,
             owners: Arc::new(self.serve.owners()),
         };
-        match self.dataplane.choose(&self.node)? {
+        match self.dataplane.choose(&self.node, &setup.settings)? {
             Chosen::Ipvs(linux) => self.serve_with_ipvs(*linux, start),
+            Chosen::Nftables => self.serve_with_nftables(start),
             Chosen::Userspace => self.serve_in_userspace(start),
         }
     }
@@ -165,13 +169,16 @@ impl Flags {
         tracing::info!("programming IPVS for node {}", setup.plan.node_name);
         // These monitors start before the first round reads the kernel, so that no change between the two is
         // lost.
-        let (form, devices) = (self.node.service_addresses.into(), &self.node.yield_devices);
+        let (form, devices) = (self.node.local_addresses()?, &self.node.yield_devices);
         send_changes_of_addresses(form, devices, linux.addresses_port(), &inbox.sender)?;
         let (rules, rules_port) = (inbox.sender.clone(), linux.rules_port());
         let settings = &setup.settings;
         let mark = packets.masquerade_bit.mark();
         let dataplane = Companion::new(linux, self.dataplane.start_companion()?);
-        let plan = self.plan(setup, DataplaneKind::Ipvs);
+        let plan = PlanConfig {
+            service_addresses: form,
+            ..self.plan(setup, DataplaneKind::Ipvs)
+        };
         let ipvs = Ipvs::new(dataplane, self.state.file())?
             .filtering(packets)
             .excluding(settings.exclude.clone())
@@ -180,11 +187,17 @@ impl Flags {
         let equip = |mut daemon: Daemon<Ipvs<Companion>>| {
             let treatments = self.forward.treatments(&self.node.packets.input);
             daemon = daemon
-                .doing(KernelSettings::new(kernel_settings(&self.sysctl(setup))))
+                .doing(KernelSettings::new(kernel_settings(
+                    &self.sysctl(setup),
+                    Some(kernel_version()),
+                )))
                 .monitoring_rules(move || {
-                    monitor::rules(rules_port, foreign_chains::concerns, move |tampering| {
-                        rules.send(Message::RulesChanged(tampering)).is_ok()
-                    });
+                    monitor::rules(
+                        filter::TABLE,
+                        rules_port,
+                        foreign_chains::concerns,
+                        move |tampering| rules.send(Message::RulesChanged(tampering)).is_ok(),
+                    );
                 })
                 .doing(ChainCheck::new(ForeignChains::open(treatments)?));
             let mut mark_chain = MarkChainUse::KubeProxy;
@@ -192,6 +205,7 @@ impl Flags {
                 daemon = daemon.doing(MarkChainCheck::new(MarkChains::open(mark)?));
                 mark_chain = MarkChainUse::Plugins;
             }
+            daemon = daemon.doing(FormerNftables::open()?);
             Ok(match self.takeover.takeover(setup, mark_chain)? {
                 Some(takeover) => daemon.doing(takeover),
                 None => daemon,
@@ -204,20 +218,105 @@ impl Flags {
         Ok(code)
     }
 
+    /// Programs maps of nftables until the process is stopped.
+    fn serve_with_nftables(&self, start: Start<'_>) -> anyhow::Result<ExitCode> {
+        // Held until this function returns.
+        let _lock = NamespaceLock::acquire()?;
+        self.node.ensure_no_local_addresses()?;
+        let setup = start.setup;
+        let packets = self.node.packets.config(&setup.settings)?;
+        let mark = packets.masquerade_bit.mark();
+        let devices = &self.node.yield_devices;
+        let dataplane = Nftables::open(packets.clone(), devices)?;
+        let inbox = Inbox::open(start.resolved)?;
+        tracing::info!("programming nftables for node {}", setup.plan.node_name);
+        let plan = self.plan(setup, DataplaneKind::Nftables);
+        let (form, port) = (plan.service_addresses, dataplane.addresses_port());
+        send_changes_of_machine(form, devices, port, &inbox.sender)?;
+        let (rules, rules_port) = (inbox.sender.clone(), dataplane.rules_port());
+        let former = self.former_ipvs(setup, &plan, packets)?;
+        let proxier =
+            Proxier::of(dataplane, plan).ignoring_external_ips(setup.settings.ignores_external_ips);
+        let equip = |mut daemon: Daemon<Nftables>| {
+            let treatments = Treatments {
+                answers: Treatment::Warn,
+                frontends: Treatment::Warn,
+                frontend_mark: 0,
+            };
+            daemon = daemon
+                .doing(KernelSettings::new(kernel_settings(
+                    &self.sysctl(setup),
+                    None,
+                )))
+                .monitoring_rules(move || {
+                    monitor::rules(
+                        nftables::TABLE,
+                        rules_port,
+                        foreign_chains::concerns,
+                        move |it| rules.send(Message::RulesChanged(it)).is_ok(),
+                    );
+                })
+                .doing(ChainCheck::new(ForeignChains::open(treatments)?));
+            let mut mark_chain = MarkChainUse::KubeProxy;
+            if self.compat_chains {
+                daemon = daemon.doing(MarkChainCheck::new(MarkChains::open(mark)?));
+                mark_chain = MarkChainUse::Plugins;
+            }
+            if let Some(former) = former {
+                daemon = daemon.doing(former);
+            }
+            Ok(match self.takeover.takeover(setup, mark_chain)? {
+                Some(takeover) => daemon.doing(takeover),
+                None => daemon,
+            })
+        };
+        let (_, code) = self.run_daemon(proxier, DataplaneKind::Nftables, start, inbox, equip)?;
+        tracing::info!("stopping; the kernel keeps its state and continues to serve");
+        Ok(code)
+    }
+
+    /// Returns what an earlier process that programmed IPVS left; `None` if nothing shows one.
+    fn former_ipvs(
+        &self,
+        setup: &Setup,
+        plan: &PlanConfig,
+        packets: FilterConfig,
+    ) -> anyhow::Result<Option<FormerIpvs>> {
+        let has_table = RulesClient::open(filter::TABLE)?.exists()?;
+        if !has_table && !self.state.state_file.exists() {
+            return Ok(None);
+        }
+        // The only form that needs no device. Addresses of all forms are deleted.
+        let form = ServiceAddresses::Loopback;
+        let linux = match Linux::yielding(form, &self.node.yield_devices) {
+            Ok(linux) => linux,
+            Err(failure) => {
+                tracing::warn!("what an earlier process programmed stays: {failure}");
+                return Ok(None);
+            }
+        };
+        let ipvs = Ipvs::new(linux, self.state.file())?.excluding(setup.settings.exclude.clone());
+        let plan = PlanConfig {
+            service_addresses: form,
+            ..plan.clone()
+        };
+        let file = self.state.file();
+        Ok(Some(FormerIpvs::new(ipvs, file, plan, packets)))
+    }
+
     /// Relays connections until a stop is requested, and then until they have ended or the timeout is over.
     fn serve_in_userspace(&self, start: Start<'_>) -> anyhow::Result<ExitCode> {
         let setup = start.setup;
         let relay = self.dataplane.start(&setup.settings.local_mode)?;
         let inbox = Inbox::open(start.resolved)?;
         tracing::info!("relaying for node {}", setup.plan.node_name);
-        // The form that needs no device, which this process may not be permitted to create.
-        let form = ServiceAddresses::Loopback;
-        let port = relay.addresses_port();
-        send_changes_of_addresses(form, &[], port, &inbox.sender)?;
         let plan = PlanConfig {
-            service_addresses: form,
+            // The form that needs no device, which this process may not be permitted to create.
+            service_addresses: ServiceAddresses::Loopback,
             ..self.plan(setup, DataplaneKind::Userspace)
         };
+        let port = relay.addresses_port();
+        send_changes_of_addresses(plan.service_addresses, &[], port, &inbox.sender)?;
         // Without packet rules: the relay itself decides which clients may connect.
         let proxier = Proxier::new(relay, plan, self.state.file())?
             .ignoring_external_ips(setup.settings.ignores_external_ips);
@@ -323,7 +422,7 @@ impl Flags {
     fn cleanup(self, settings: NodeSettings) -> anyhow::Result<ExitCode> {
         let flags = cleanup_command::Flags {
             state: self.state,
-            service_addresses: self.node.service_addresses,
+            service_addresses: self.node.service_addresses.unwrap_or_default(),
             exclude: ExcludeFlags {
                 ipvs_exclude_cidrs: settings.exclude,
             },
@@ -419,7 +518,8 @@ fn init_only(setup: &Setup, sysctl: &SysctlConfig) -> anyhow::Result<ExitCode> {
     // Opening IPVS loads its module, and the settings exist only with the module.
     let mut linux = Linux::open(ServiceAddresses::default())?;
     set_ipvs_timeouts(&mut linux, setup);
-    let report = Roots::default().apply(&kernel_settings(sysctl));
+    let settings = kernel_settings(sysctl, Some(kernel_version()));
+    let report = Roots::default().apply(&settings);
     for (setting, _) in &report.written {
         tracing::info!("set {setting}");
     }
@@ -450,14 +550,17 @@ fn set_ipvs_timeouts(linux: &mut Linux, setup: &Setup) {
     }
 }
 
-/// Returns the desired settings of this machine's kernel.
-fn kernel_settings(config: &SysctlConfig) -> Vec<Setting> {
+/// Returns the desired settings of this machine's kernel. `ipvs` as in [`sysctl::desired_settings`].
+fn kernel_settings(config: &SysctlConfig, ipvs: Option<KernelVersion>) -> Vec<Setting> {
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
     let processors = u32::try_from(processors).unwrap_or(u32::MAX);
-    // If the kernel's version is unreadable, treat it as newer than all known ones: only old
-    // kernels need additional settings.
-    let kernel = sysctl::kernel().unwrap_or(KernelVersion(u32::MAX, 0));
-    sysctl::desired_settings(config, kernel, processors)
+    sysctl::desired_settings(config, ipvs, processors)
+}
+
+/// Returns the kernel's version; if it is unreadable, one newer than all known ones: only old kernels need additional
+/// settings.
+fn kernel_version() -> KernelVersion {
+    sysctl::kernel().unwrap_or(KernelVersion(u32::MAX, 0))
 }
 
 /// Starts a thread that sends a stop request on SIGTERM and SIGINT.
@@ -479,10 +582,10 @@ fn stop_on_signals(
     Ok(())
 }
 
-/// Starts threads that send a message when another program changes addresses or local routes.
+/// Starts a thread that sends a message when the machine's own addresses change.
 ///
 /// `port` is the netlink port of our own changes.
-fn send_changes_of_addresses(
+fn send_changes_of_machine(
     form: ServiceAddresses,
     yield_devices: &[String],
     port: u32,
@@ -492,6 +595,19 @@ fn send_changes_of_addresses(
     monitor::addresses(form, yield_devices, port, move || {
         addresses.send(Message::MachineChanged).is_ok()
     })?;
+    Ok(())
+}
+
+/// Starts threads that send a message when another program changes addresses or local routes.
+///
+/// `port` is the netlink port of our own changes.
+fn send_changes_of_addresses(
+    form: ServiceAddresses,
+    yield_devices: &[String],
+    port: u32,
+    listener: &SyncSender<Message>,
+) -> anyhow::Result<()> {
+    send_changes_of_machine(form, yield_devices, port, listener)?;
     let routes = listener.clone();
     monitor::local_routes(port, move || routes.send(Message::AddressesChanged).is_ok())?;
     Ok(())

@@ -37,7 +37,7 @@ struct JsonStatus {
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let form = self.service_addresses.into();
+        let form = self.service_addresses.local()?;
         let mut linux = Linux::open(form)?;
         let ledger = Ledger::open(self.state.file())?;
         let observed = KernelTable::read(&mut linux, ledger.owned())?;

@@ -67,6 +67,10 @@ use rules::Rules;
 use slots::SCHEDULERS;
 pub use table::{ServiceTable, table};
 
+/// The name of the table, of family `inet`. Not that of the packet rules beside IPVS, so that a node can move from one
+/// dataplane to the other while both tables exist.
+pub(crate) const TABLE: &str = "ipvs-proxier-maps";
+
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// nf_tables of one network namespace: that of the thread that called [`Nftables::open`].
@@ -91,7 +95,7 @@ impl Nftables {
     /// # Errors
     /// If a socket cannot be opened.
     pub fn open(config: FilterConfig, yield_devices: &[String]) -> Result<Self, Failure> {
-        let client = RulesClient::open(filter::TABLE).map_err(Failure::netfilter_socket)?;
+        let client = RulesClient::open(TABLE).map_err(Failure::netfilter_socket)?;
         Ok(Self {
             machine: AddressTable::open(yield_devices)?,
             flows: Sweeper::open()?,

@@ -112,12 +112,14 @@ impl KernelVersion {
 }
 
 /// Returns the settings that a node needs, in the order in which to write them.
+///
+/// `ipvs` is the version of the kernel whose IPVS serves; `None` without IPVS.
 pub fn desired_settings(
     config: &SysctlConfig,
-    kernel: KernelVersion,
+    ipvs: Option<KernelVersion>,
     processors: u32,
 ) -> Vec<Setting> {
-    let mut settings = of_ipvs(kernel);
+    let mut settings = ipvs.map_or_else(Vec::new, of_ipvs);
     let mut set = |name| settings.push(once(File::Sysctl(name), DesiredValue::Exactly(1)));
     set("net/ipv4/ip_forward");
     if config.strict_arp {
@@ -258,7 +260,7 @@ mod tests {
     use super::*;
 
     fn lines(config: &SysctlConfig, kernel: KernelVersion) -> Vec<String> {
-        let settings = desired_settings(config, kernel, 4);
+        let settings = desired_settings(config, Some(kernel), 4);
         settings.iter().map(ToString::to_string).collect()
     }
 

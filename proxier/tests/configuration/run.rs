@@ -70,10 +70,10 @@ fn flags_with_an_effect_cause_no_warning() {
 }
 
 #[test]
-fn a_mode_other_than_ipvs_causes_a_warning() {
+fn the_mode_iptables_causes_a_warning() {
     let log = Scene::new().plan(&["--proxy-mode=iptables", "--iptables-sync-period=9s"]);
     assert!(
-        log.contains("--proxy-mode: this program always programs IPVS"),
+        log.contains("--proxy-mode: this program programs IPVS"),
         "{log}"
     );
     let log = Scene::new().plan(&["--proxy-mode=ipvs", "--iptables-sync-period=9s"]);

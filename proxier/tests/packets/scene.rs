@@ -78,8 +78,11 @@ impl Scene {
         };
         configure(&mut packets);
         let state = tempfile::tempdir().unwrap();
-        let settings =
-            sysctl::desired_settings(&sysctl::SysctlConfig::default(), KernelVersion(6, 1), 1);
+        let settings = sysctl::desired_settings(
+            &sysctl::SysctlConfig::default(),
+            Some(KernelVersion(6, 1)),
+            1,
+        );
         let report = Roots::default().apply(&settings);
         assert_eq!(report.warnings(), Vec::<String>::new());
         let mut scene = Self {

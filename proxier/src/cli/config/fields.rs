@@ -55,7 +55,6 @@ const OTHER_MODE: Effect = Differs(
     "used only if mode names its section, but the flags --ipvs-sync-period and --ipvs-min-sync-period \
      count in every mode",
 );
-const NFTABLES: Effect = Nothing("a setting of kube-proxy's nftables mode");
 const WINDOWS: Effect = Nothing("a setting of kube-proxy on Windows");
 const UNBUFFERED: Effect =
     Nothing("each log line is written to standard error at once, without a buffer");
@@ -90,7 +89,7 @@ pub const FIELDS: [Field; 60] = [
     field!("hostnameOverride", Same, Text, ""),
     optional!("iptables.localhostNodePorts", Nothing("kube-proxy uses it in its iptables mode only; --localhost-nodeports is this program's flag for such node ports"), Bool, "true"),
     field!("iptables.masqueradeAll", Differs("used unless mode is nftables, whose section has a field of its own"), Bool, ""),
-    optional!("iptables.masqueradeBit", Same, Integer, "14"),
+    optional!("iptables.masqueradeBit", Differs("used unless mode is nftables, whose section has a field of its own"), Integer, "14"),
     field!("iptables.minSyncPeriod", OTHER_MODE, Duration, "1s"),
     field!("iptables.syncPeriod", OTHER_MODE, Duration, "30s"),
     field!("ipvs.excludeCIDRs", Same, Words, ""),
@@ -112,7 +111,7 @@ pub const FIELDS: [Field; 60] = [
     field!("metricsBindAddress", Same, AddressPort, "127.0.0.1:10249"),
     field!("mode", MODE, Text, "iptables"),
     field!("nftables.masqueradeAll", Differs("used only if mode is nftables"), Bool, ""),
-    optional!("nftables.masqueradeBit", NFTABLES, Integer, "14"),
+    optional!("nftables.masqueradeBit", Differs("used only if mode is nftables"), Integer, "14"),
     field!("nftables.minSyncPeriod", OTHER_MODE, Duration, "1s"),
     field!("nftables.syncPeriod", OTHER_MODE, Duration, "30s"),
     field!("nodePortAddresses", Same, Words, ""),
@@ -146,8 +145,9 @@ const VMODULE: Effect = Nothing(
      program",
 );
 const MODE: Effect = Differs(
-    "this program always programs IPVS. The mode decides only which section has syncPeriod, \
-     minSyncPeriod and masqueradeAll, and the default of nodePortAddresses (nftables: primary)",
+    "nftables chooses the dataplane nftables, each other value IPVS; --dataplane overrides it. The mode also decides \
+     which section has syncPeriod, minSyncPeriod, masqueradeAll and masqueradeBit, and the default of \
+     nodePortAddresses (nftables: primary)",
 );
 
 impl Field {

@@ -188,7 +188,7 @@ pub const FLAGS: [Flag; 58] = [
     field!("profiling", "", "false", "enableProfiling",
         "Serve profiles at /debug/pprof"),
     field!("proxy-mode", "MODE", "", "mode",
-        "kube-proxy's mode: iptables, ipvs or nftables; this program always programs IPVS"),
+        "kube-proxy's mode: nftables chooses the dataplane nftables, iptables and ipvs choose IPVS"),
     field!("show-hidden-metrics-for-version", "VERSION", "", "showHiddenMetricsForVersion",
         "Serve the metrics that this version of Kubernetes hid"),
     Flag {

@@ -209,10 +209,9 @@ impl Resolved {
         let mode = self.values.text("mode");
         let section = self.section();
         let name = |path: &str| self.origins.name(path);
-        if self.origins.is_set("mode") && section != "ipvs" {
+        if self.origins.is_set("mode") && section == "iptables" {
             notices.push(format!(
-                "{}: this program always programs IPVS; mode {mode:?} only decides that {section} has \
-                 the sync periods",
+                "{}: this program programs IPVS; mode {mode:?} only decides that {section} has the sync periods",
                 name("mode")
             ));
         }
@@ -260,7 +259,7 @@ impl Resolved {
     }
 
     /// Returns the name of the section with the sync periods, which the mode selects.
-    fn section(&self) -> &'static str {
+    pub(super) fn section(&self) -> &'static str {
         let mode = self.values.text("mode");
         let section = MODES.into_iter().find(|section| *section == mode);
         section.unwrap_or("iptables")
@@ -268,8 +267,7 @@ impl Resolved {
 
     /// Returns the path of a period of this program, by its name.
     ///
-    /// The flags `--ipvs-sync-period` and `--ipvs-min-sync-period` count in every mode: this program always
-    /// programs IPVS.
+    /// The flags `--ipvs-sync-period` and `--ipvs-min-sync-period` count in every mode.
     pub(super) fn period_path(&self, name: &str) -> String {
         let path = format!("ipvs.{name}");
         match self.origins.file.is_none() && self.origins.is_set(&path) {

@@ -32,6 +32,8 @@ pub(crate) struct NodeSettings {
     pub(crate) local_mode: LocalMode,
     /// Whether to masquerade all connections to cluster IPs.
     pub(crate) masquerade_all: bool,
+    /// Whether kube-proxy would run in its nftables mode.
+    pub(crate) is_nftables: bool,
     /// The bit of packet marks that means "masquerade".
     pub(crate) masquerade_bit: MarkBit,
     /// Whether external IPs of Services are ignored.
@@ -129,7 +131,9 @@ impl Resolved {
         let exclude = checks.networks("ipvs.excludeCIDRs");
         let node_port_addresses = checks.node_ports();
         let local_mode = checks.local_mode();
-        let masquerade_bit = checks.range("iptables.masqueradeBit", 0, 31);
+        let is_nftables = self.section() == "nftables";
+        let section = if is_nftables { "nftables" } else { "iptables" };
+        let masquerade_bit = checks.range(&format!("{section}.masqueradeBit"), 0, 31);
         let oom_score_adj = checks.range("oomScoreAdj", -1000, 1000);
         let sysctl = checks.sysctl();
         let ipvs_timeouts = ipvs::Timeouts {
@@ -148,10 +152,6 @@ impl Resolved {
             hard_fail: values.is_true("bindAddressHardFail"),
         };
         SettingErrors::check(&checks.invalid, &self.origins)?;
-        let masquerade_all = match &*values.text("mode") {
-            "nftables" => "nftables.masqueradeAll",
-            _ => "iptables.masqueradeAll",
-        };
         let (_, types) = self.accepted_types();
         let non_empty = |text: String| Some(text).filter(|text| !text.is_empty());
         // As kube-proxy does: kubelet registers a Node with its name in lower case.
@@ -162,7 +162,8 @@ impl Resolved {
             node_port_addresses,
             exclude,
             local_mode,
-            masquerade_all: values.is_true(masquerade_all),
+            masquerade_all: values.is_true(&format!("{section}.masqueradeAll")),
+            is_nftables,
             masquerade_bit: MarkBit::new(masquerade_bit).unwrap_or(MarkBit::MASQUERADE),
             ignores_external_ips: !gates::permits_external_ips(values),
             sysctl,

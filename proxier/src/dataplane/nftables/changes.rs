@@ -4,9 +4,9 @@ use std::fmt;
 
 use nftables::{Command, Key, Table};
 
+use super::TABLE;
 use super::affinity::frontend;
 use crate::dataplane::Reason;
-use crate::dataplane::ipvs::filter::TABLE;
 use crate::plan::Desired;
 
 /// The changes of a round.

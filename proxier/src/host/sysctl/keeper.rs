@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn only_settings_of_ipvs_are_restored() {
-        let settings = desired_settings(&SysctlConfig::default(), KernelVersion(5, 4), 1);
+        let settings = desired_settings(&SysctlConfig::default(), Some(KernelVersion(5, 4)), 1);
         let is_of_ipvs = |setting: &Setting| setting.to_string().starts_with("net.ipv4.vs.");
         for setting in &settings {
             let is_restored = setting.upkeep == Upkeep::Restored;
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn read_only_settings_are_explained_in_one_line() {
-        let settings = desired_settings(&SysctlConfig::default(), KernelVersion(6, 1), 1);
+        let settings = desired_settings(&SysctlConfig::default(), Some(KernelVersion(6, 1)), 1);
         let failed = settings.iter().map(|&setting| FailedSetting {
             setting,
             found: Some(0),

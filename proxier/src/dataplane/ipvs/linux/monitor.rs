@@ -12,7 +12,6 @@ use tracing::Level;
 use super::addresses::Addresses;
 use super::notice_filter::{self, Subject};
 use crate::dataplane::Failure;
-use crate::dataplane::ipvs::filter;
 use crate::plan::ServiceAddresses;
 use crate::util::clock;
 use crate::util::conditions::{Coverage, LastingConditions};
@@ -117,16 +116,17 @@ pub(crate) fn local_routes(
 /// Starts a thread that calls `changed` when another program changed our table, or something else of those
 /// for which `is_relevant` returns `true` ([`RulesWatch::open`]).
 ///
-/// The thread ends when `changed` returns `false`. `port` is the netlink port of our own changes,
+/// The thread ends when `changed` returns `false`. `table` is our table, `port` the netlink port of our own changes,
 /// which are ignored. After a failure, the thread opens its socket again and calls `changed` with
 /// [`Tampering::Unknown`].
 pub(crate) fn rules(
+    table: &'static str,
     port: u32,
     is_relevant: fn(u16, &[u8]) -> bool,
     changed: impl FnMut(Tampering) -> bool + Send + 'static,
 ) {
     let open = move || {
-        let mut watch = RulesWatch::open(filter::TABLE, port, is_relevant)?;
+        let mut watch = RulesWatch::open(table, port, is_relevant)?;
         let look: Look<Tampering> = Box::new(move || {
             wait_for(&watch)?;
             let mut tamperings = watch.read()?;

@@ -1,0 +1,131 @@
+//! The way from IPVS to another dataplane on a live node.
+//!
+//! The new dataplane serves new connections from its first round on, because it translates them before IPVS sees them.
+//! The virtual servers of an earlier process stay *retired*, and their addresses local, until their connections have
+//! ended or the drain time is over. So no connection is lost.
+
+use std::time::Duration;
+
+use super::{Chore, Round};
+use crate::cluster::store::{Snapshot, Touched};
+use crate::dataplane::ipvs::filter::{Filter, FilterConfig};
+use crate::dataplane::ipvs::ledger::LedgerFile;
+use crate::dataplane::ipvs::linux::Linux;
+use crate::dataplane::ipvs::{Changes, InsideMarks, Ipvs, Kernel as _, Wanted};
+use crate::dataplane::{Applied, Dataplane, Extent, Failure, Planned};
+use crate::plan::{Changed, Desired, Machine, PlanConfig, Planner};
+
+/// Removes the IPVS state of an earlier process.
+#[derive(Debug)]
+pub(crate) struct FormerIpvs {
+    /// `None` when nothing is left, as `ipvs`.
+    file: Option<LedgerFile>,
+    ipvs: Option<Ipvs<Linux>>,
+    /// Plans no frontend, so that all virtual servers are retired.
+    planner: Planner,
+    /// Packet rules without frontends; `None` when they are written.
+    rules: Option<nftables::Table>,
+}
+
+impl FormerIpvs {
+    /// Returns the state that `ipvs` may have. `file` is its ledger.
+    pub(crate) fn new(
+        ipvs: Ipvs<Linux>,
+        file: LedgerFile,
+        plan: PlanConfig,
+        rules: FilterConfig,
+    ) -> Self {
+        let marks = InsideMarks::default();
+        let nothing = Desired::default();
+        Self {
+            file: Some(file),
+            ipvs: Some(ipvs),
+            planner: Planner::new(plan),
+            rules: Some(Filter::new(rules).table(Wanted::new(&nothing, &marks))),
+        }
+    }
+
+    /// Retires what is left. Removes the table and the ledger after the last virtual server.
+    fn retire(
+        &mut self,
+        snapshot: &Snapshot,
+        machine: &Machine,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<(), Failure> {
+        let Some(ipvs) = &mut self.ipvs else {
+            return Ok(());
+        };
+        // The old rules refuse what the new dataplane serves: they know the plan of the earlier process only.
+        if let Some(rules) = self.rules.take_if(|_| extent == Extent::All) {
+            ipvs.kernel.replace_rules(&rules)?;
+        }
+        let applied = round(ipvs, &mut self.planner, snapshot, machine, extent, now)?;
+        let is_done = extent == Extent::All
+            && applied.outcomes.is_empty()
+            && ipvs.ledger().retired().is_empty();
+        if is_done {
+            ipvs.kernel.delete_rules()?;
+            tracing::info!("nothing of the dataplane ipvs is left");
+            self.ipvs = None;
+            if let Some(Err(error)) = self.file.take().map(LedgerFile::remove) {
+                tracing::warn!("{error}");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes a round with a plan without frontends.
+fn round(
+    ipvs: &mut Ipvs<Linux>,
+    planner: &mut Planner,
+    snapshot: &Snapshot,
+    machine: &Machine,
+    extent: Extent,
+    now: Duration,
+) -> Result<Applied<Changes>, Failure> {
+    let planned = Planned {
+        snapshot,
+        machine,
+        planner,
+    };
+    ipvs.begin(planned, &Touched::All, extent, now)?;
+    ipvs.follow(planned, &Changed::default(), now);
+    ipvs.observe(planned, extent, now)?;
+    let kept = ipvs.retire(planned, extent, now)?;
+    let changed = planner.keep_addresses(kept, snapshot);
+    let planned = Planned {
+        snapshot,
+        machine,
+        planner,
+    };
+    ipvs.follow(planned, &changed, now);
+    let changes = ipvs.changes(planned, extent, now)?;
+    let applied = ipvs.apply(planned, changes, extent, now);
+    ipvs.report(planned, &applied, &mut |change| match change.outcome {
+        Ok(()) => tracing::debug!("former dataplane: {}", change.line),
+        Err(failure) => tracing::warn!("former dataplane: {failure}"),
+    });
+    Ok(applied)
+}
+
+impl<D: Dataplane> Chore<D> for FormerIpvs {
+    fn due(&self) -> Option<Duration> {
+        self.ipvs.as_ref()?.next_due()
+    }
+
+    /// After rounds that succeed only: until the new dataplane serves, the former one must.
+    fn after(&mut self, round: &Round<'_, D>) {
+        let due = self.ipvs.as_ref().and_then(Dataplane::next_due);
+        if !round.has_succeeded() || !round.is_due(due) {
+            return;
+        }
+        let is_known = self.ipvs.as_ref().is_some_and(Dataplane::is_known);
+        let extent = if is_known { round.extent } else { Extent::All };
+        let (snapshot, machine) = (round.proxier.snapshot(), round.proxier.machine());
+        if let Err(failure) = self.retire(snapshot, machine, extent, round.now) {
+            tracing::warn!("former dataplane: {failure}; the next resync tries again");
+        }
+    }
+}
