@@ -21,6 +21,7 @@ mod applied;
 pub(crate) mod conntrack;
 pub(crate) mod ipvs;
 pub(crate) mod nftables;
+pub(crate) mod retry;
 pub(crate) mod userspace;
 
 pub use applied::{Applied, AppliedChange, Outcomes, Reason};

@@ -23,7 +23,8 @@ use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::dataplane::ipvs::filter::{Filter, FilterConfig};
 use crate::dataplane::ipvs::observed::Observed;
-use crate::dataplane::ipvs::retry::Retries;
+use crate::dataplane::ipvs::op::Target;
+use crate::dataplane::retry::Retries;
 use crate::plan::{Capabilities, Changed, Machine};
 
 mod apply;
@@ -50,7 +51,6 @@ pub(crate) mod observed;
 pub(crate) mod op;
 mod owners;
 mod retire;
-pub(crate) mod retry;
 mod rules;
 mod schedulers;
 pub(crate) mod split_map;
@@ -84,7 +84,7 @@ pub struct Ipvs<K> {
     /// `None` if no packet rules are written.
     rules: Option<Rules>,
     flows: Flows,
-    retries: Retries,
+    retries: Retries<Target>,
     schedulers: Schedulers,
     /// The drift that this round repairs.
     drifted: KernelParts,
@@ -421,7 +421,9 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
         let desired = planned.desired();
         let wanted = Wanted::new(desired, &self.marks);
         let planned = wanted.len() + desired.addresses.len();
-        let refused = self.retries.len();
+        // Without the carrier no address can be added, so it need not count too.
+        let refused = self.retries.targets().filter(|it| **it != Target::Carrier);
+        let refused = refused.count();
         (refused * 2 > planned).then(|| {
             format!("the kernel refuses {refused} of {planned} virtual servers and addresses")
         })

@@ -144,6 +144,6 @@ impl<K: Kernel> Ipvs<K> {
             self.state.pending.virtual_servers.insert(service.key);
             return;
         }
-        self.retries.add(op, now);
+        self.retries.add(op.target(), now);
     }
 }

@@ -9,6 +9,7 @@ use ipvs_netlink as ipvs;
 use super::state::address_drift;
 use super::{Ipvs, Kernel, KernelParts, Wanted};
 use crate::dataplane::ipvs::ledger::Owned;
+use crate::dataplane::ipvs::op::Target;
 use crate::dataplane::{Failure, Planned};
 use crate::plan::{Capabilities, Changed};
 
@@ -108,8 +109,15 @@ impl<K: Kernel> Ipvs<K> {
         // The retry timers are cleared already, so after a failed read no timer names the remaining keys.
         // Then the next round reads everything.
         self.state.is_known = false;
-        let mut due = retries.virtual_servers;
-        due.extend(self.ledger.due(now));
+        let mut due: BTreeSet<_> = self.ledger.due(now).collect();
+        for target in retries {
+            match target {
+                Target::Server(key) => _ = due.insert(key),
+                Target::Address(address) => _ = self.state.pending.addresses.insert(address),
+                // Every round compares it.
+                Target::Carrier => {}
+            }
+        }
         for key in due {
             let found = self.kernel.virtual_server(&key)?;
             self.ledger.count(&key, found.as_ref(), now);
@@ -122,7 +130,6 @@ impl<K: Kernel> Ipvs<K> {
             self.state.pending.virtual_servers.insert(key);
         }
         self.state.is_known = true;
-        self.state.pending.addresses.extend(retries.addresses);
         self.drifted = self.read_addresses()?;
         let keys = std::mem::take(&mut self.state.pending.virtual_servers);
         let has_more = self.exclude_foreign(planned, keys.iter().copied());

@@ -55,6 +55,17 @@ pub enum Op {
     DeleteService(ipvs::ServiceKey),
 }
 
+/// What an [`Op`] changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Target {
+    /// A virtual server, with its destinations.
+    Server(ipvs::ServiceKey),
+    /// A service address.
+    Address(IpAddr),
+    /// The device [`CARRIER`].
+    Carrier,
+}
+
 /// The position of an [`Op`] in the order of application.
 ///
 /// After each Op, every frontend that existed before and remains is reachable. A new frontend
@@ -143,6 +154,15 @@ impl Op {
             | Self::AddCarrier
             | Self::SetCarrier
             | Self::DeleteCarrier => None,
+        }
+    }
+
+    /// Returns what the Op changes.
+    pub(crate) fn target(&self) -> Target {
+        match (self.service_key(), self.address()) {
+            (Some(key), _) => Target::Server(key),
+            (None, Some(address)) => Target::Address(address),
+            (None, None) => Target::Carrier,
         }
     }
 
