@@ -1,9 +1,10 @@
 //! What serves the plan, behind a trait.
 //!
-//! * [`ipvs`]: IPVS, routes and packet rules. Its [`ipvs::Kernel`] is a real kernel ([`ipvs::linux`]), one in memory
-//!   (`fake`, for tests), a relay in this process instead of IPVS ([`userspace`]), or a real kernel with a relay for loopback
-//!   addresses ([`ipvs::companion`]).
+//! * [`ipvs`]: IPVS, routes and packet rules. Its [`ipvs::Kernel`] is a real kernel ([`ipvs::linux`]) or one in memory
+//!   (`fake`, for tests).
 //! * [`nftables`]: rules for the plan without IPVS.
+//! * [`userspace`]: a relay in this process.
+//! * [`beside`]: one of the others, with a relay for what the kernel cannot serve.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,12 +13,14 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::cluster::model::ObjectName;
 use crate::cluster::problem::Problem;
 use crate::cluster::store::{Snapshot, Touched};
 use crate::plan::{Capabilities, Changed, Desired, Machine, PlanConfig, Planner};
 
 pub(crate) mod answer_path;
 mod applied;
+pub(crate) mod beside;
 pub(crate) mod conntrack;
 pub(crate) mod ipvs;
 pub(crate) mod nftables;
@@ -66,6 +69,17 @@ impl<'a> Planned<'a> {
         let node_ports: BTreeSet<u16> = ports.filter_map(|port| port.node_port).collect();
         serving.retain(|(_, port)| node_ports.contains(port));
         serving.into_iter().map(|(address, _)| address).collect()
+    }
+
+    /// Returns the addresses that are served before all others: the cluster IPs of the API server, through which
+    /// processes of this node, perhaps this one too, reach it.
+    pub(crate) fn first_addresses(self) -> BTreeSet<IpAddr> {
+        let api_server = ObjectName::new("default", "kubernetes");
+        let service = self.snapshot.service(&api_server).into_iter();
+        service
+            .flat_map(|service| &service.cluster_ips)
+            .copied()
+            .collect()
     }
 }
 

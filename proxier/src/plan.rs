@@ -14,7 +14,7 @@
 //! that an event touched, and returns what changed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -315,6 +315,21 @@ pub struct Desired {
     pub local_endpoints: BTreeSet<IpAddr>,
     /// The health checks for load balancers, by port of this node.
     pub health_checks: BTreeMap<u16, HealthCheck>,
+}
+
+impl Desired {
+    /// Returns the frontends that only a relay can serve ([`Frontend::needs_relay`]).
+    pub fn needing_relay(&self) -> impl Iterator<Item = (&Frontend, &FrontendPlan)> {
+        let range = |first: IpAddr, last: IpAddr| {
+            let (first, last) = (Frontend::range_at(first), Frontend::range_at(last));
+            self.frontends.range(first.start()..=last.end())
+        };
+        let v4 = range([127, 0, 0, 0].into(), [127, 255, 255, 255].into());
+        v4.chain(range(
+            Ipv6Addr::LOCALHOST.into(),
+            Ipv6Addr::LOCALHOST.into(),
+        ))
+    }
 }
 
 /// Returns the desired state of the node, and the problems of its input.

@@ -1,6 +1,6 @@
 //! The endpoints of one virtual server, and the choice among them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -236,6 +236,16 @@ impl EndpointPool {
         let state = self.lock();
         let endpoint = state.endpoints.get(&address);
         endpoint.map_or_else(Counts::default, |endpoint| state.counts(endpoint.id))
+    }
+
+    /// Returns the endpoints, each with its weight and connection counts.
+    pub fn members(&self) -> BTreeMap<SocketAddr, (u32, Counts)> {
+        let state = self.lock();
+        let members = state.endpoints.iter();
+        let member = |it: &Member| (it.weight, state.counts(it.id));
+        members
+            .map(|(address, it)| (*address, member(it)))
+            .collect()
     }
 
     /// Chooses an endpoint for a new connection, and counts the connection. `tried` are the endpoints that

@@ -27,7 +27,7 @@ use crate::daemon::{
     Publisher, Reporter,
 };
 use crate::dataplane::Dataplane;
-use crate::dataplane::ipvs::companion::Companion;
+use crate::dataplane::beside::Beside;
 use crate::dataplane::ipvs::filter::{self, FilterConfig};
 use crate::dataplane::ipvs::linux::{Linux, monitor};
 use crate::dataplane::ipvs::{Ipvs, Owners};
@@ -174,17 +174,18 @@ impl Flags {
         let (rules, rules_port) = (inbox.sender.clone(), linux.rules_port());
         let settings = &setup.settings;
         let mark = packets.masquerade_bit.mark();
-        let dataplane = Companion::new(linux, self.dataplane.start_companion()?);
         let plan = PlanConfig {
             service_addresses: form,
             ..self.plan(setup, DataplaneKind::Ipvs)
         };
-        let ipvs = Ipvs::new(dataplane, self.state.file())?
+        let ipvs = Ipvs::new(linux, self.state.file())?
             .filtering(packets)
             .excluding(settings.exclude.clone())
             .naming(start.owners.clone());
-        let proxier = Proxier::of(ipvs, plan).ignoring_external_ips(settings.ignores_external_ips);
-        let equip = |mut daemon: Daemon<Ipvs<Companion>>| {
+        let dataplane = Beside::new(ipvs, self.dataplane.start_companion()?);
+        let proxier =
+            Proxier::of(dataplane, plan).ignoring_external_ips(settings.ignores_external_ips);
+        let equip = |mut daemon: Daemon<Beside<Ipvs<Linux>>>| {
             let treatments = self.forward.treatments(&self.node.packets.input);
             daemon = daemon
                 .doing(KernelSettings::new(kernel_settings(
@@ -214,7 +215,7 @@ impl Flags {
         let (daemon, code) = self.run_daemon(proxier, DataplaneKind::Ipvs, start, inbox, equip)?;
         tracing::info!("stopping; the kernel keeps its state and continues to serve");
         let patience = self.dataplane.stop_timeout();
-        daemon.into_proxier().into_dataplane().kernel.stop(patience);
+        daemon.into_proxier().into_dataplane().stop(patience);
         Ok(code)
     }
 
@@ -318,13 +319,13 @@ impl Flags {
         let port = relay.addresses_port();
         send_changes_of_addresses(plan.service_addresses, &[], port, &inbox.sender)?;
         // Without packet rules: the relay itself decides which clients may connect.
-        let proxier = Proxier::new(relay, plan, self.state.file())?
-            .ignoring_external_ips(setup.settings.ignores_external_ips);
+        let proxier =
+            Proxier::of(relay, plan).ignoring_external_ips(setup.settings.ignores_external_ips);
         let (daemon, code) =
             self.run_daemon(proxier, DataplaneKind::Userspace, start, inbox, Ok)?;
         let patience = self.dataplane.stop_timeout();
         tracing::info!("stopping; waiting up to {patience:?} for open connections");
-        daemon.into_proxier().into_dataplane().kernel.stop(patience);
+        daemon.into_proxier().into_dataplane().stop(patience);
         Ok(code)
     }
 

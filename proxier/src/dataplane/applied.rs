@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::dataplane::conntrack::Swept;
 use crate::dataplane::{Failure, Outcome};
+
+/// The maximum number of addresses that the line about repaired addresses names.
+const SAMPLES: usize = 5;
 
 /// The changes of a round and their failures.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +36,20 @@ pub struct Applied<C> {
 }
 
 impl<C> Applied<C> {
+    /// Returns changes of which none was made yet.
+    pub(crate) fn of(changes: C) -> Self {
+        Self {
+            rules: None,
+            flows: None,
+            changes,
+            outcomes: Outcomes::default(),
+            unrecorded: None,
+            has_tried_all: false,
+            held_back: Vec::new(),
+            found_schedulers: Vec::new(),
+        }
+    }
+
     /// Returns every failure of the round.
     pub fn failures(&self) -> impl Iterator<Item = &Failure> {
         let rules = self.rules.iter().filter_map(|result| result.as_ref().err());
@@ -93,6 +111,14 @@ impl Outcomes {
         })
     }
 
+    /// Appends the outcomes of further changes.
+    pub(crate) fn append(&mut self, others: Self) {
+        let failures = others.failures.into_iter();
+        let count = self.count;
+        (self.failures).extend(failures.map(|(place, failure)| (count + place, failure)));
+        self.count += others.count;
+    }
+
     /// Returns the failures, in the order of the changes.
     pub fn failures(&self) -> impl Iterator<Item = &Failure> {
         self.failures.values().map(|failure| &**failure)
@@ -118,6 +144,33 @@ impl FromIterator<Outcome> for Outcomes {
     }
 }
 
+/// Returns repairs of service addresses and of their device as one line; `None` without any. An address may be
+/// repeated.
+///
+/// One line, because one command such as `ip route flush` may delete 10,000 addresses.
+pub(crate) fn repairs(
+    device: Option<impl fmt::Display>,
+    mut addresses: Vec<IpAddr>,
+) -> Option<String> {
+    if device.is_none() && addresses.is_empty() {
+        return None;
+    }
+    addresses.dedup();
+    let count = addresses.len();
+    let noun = if count == 1 { "address" } else { "addresses" };
+    let etc = if count > SAMPLES { ", .." } else { "" };
+    let samples = addresses.iter().take(SAMPLES).map(ToString::to_string);
+    let samples = samples.collect::<Vec<_>>().join(", ");
+    let addresses = format!("{count} service {noun} ({samples}{etc})");
+    Some(match (device, count) {
+        (None, _) => {
+            format!("repaired drift: another program changed {addresses}; programmed again")
+        }
+        (Some(change), 0) => format!("repaired drift: {change}"),
+        (Some(change), _) => format!("repaired drift: {change}, and with it {addresses}"),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,7 +182,8 @@ mod tests {
             message: message.to_owned(),
         };
         let mut outcomes: Outcomes = [Err(failure("a").into()), Ok(())].into_iter().collect();
-        outcomes.extend([Ok(()), Err(failure("b").into()), Ok(())]);
+        outcomes.extend([Ok(())]);
+        outcomes.append([Err(failure("b").into()), Ok(())].into_iter().collect());
         let (a, b) = (failure("a"), failure("b"));
         let expected = [Err(&a), Ok(()), Ok(()), Err(&b), Ok(())];
         assert_eq!(outcomes.iter().collect::<Vec<_>>(), expected);

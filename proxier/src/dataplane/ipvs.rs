@@ -29,7 +29,6 @@ use crate::plan::{Capabilities, Changed, Machine};
 
 mod apply;
 mod changes;
-pub(crate) mod companion;
 mod compare;
 pub(crate) mod definition;
 pub(crate) mod destinations;
@@ -215,9 +214,6 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
 
     /// Packet rules, service addresses or owned virtual servers are ours.
     fn has_own_state(&mut self, planned: Planned<'_>) -> Result<bool, Failure> {
-        if !self.kernel.serves_alone() {
-            return Ok(false);
-        }
         if self.kernel.rules_generation()?.is_some() || self.kernel.addresses()?.have_ours() {
             return Ok(true);
         }
@@ -251,7 +247,7 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
         Ok(())
     }
 
-    /// Tells the ledger, the kernel and the filter what changed in the plan.
+    /// Tells the ledger and the filter what changed in the plan.
     ///
     /// The planner replaces a missing scheduler by the default one, and a missing default one by rr.
     fn follow(&mut self, planned: Planned<'_>, changed: &Changed, now: Duration) -> bool {
@@ -265,7 +261,6 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
                 self.ledger.end_desired(key, &wanted);
             }
         }
-        self.kernel.admit(wanted, changed);
         if let Some(rules) = &mut self.rules {
             let node = planned.snapshot.node();
             rules.filter.follow(wanted, changed, &marks, node);
@@ -399,12 +394,12 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
         of_rules.chain(contested).chain(doubtful).collect()
     }
 
-    fn problems(&self, planned: Planned<'_>) -> Vec<Problem> {
-        (self.kernel).problems(Wanted::new(planned.desired(), &self.marks))
+    fn problems(&self, _: Planned<'_>) -> Vec<Problem> {
+        Vec::new()
     }
 
     fn problems_revision(&self) -> u64 {
-        self.kernel.problems_revision()
+        0
     }
 
     /// Returns the refusals of the kernel, if they concern the whole node: the packet rules, or more than half of the

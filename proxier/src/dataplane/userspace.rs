@@ -1,83 +1,78 @@
 //! The dataplane without IPVS: relays connections in this process.
 //!
 //! ```text
-//!  Op ─▶ Server { pool, listening } ─▶ relay ─▶ endpoints
-//!          ▲
-//!  plan ───┘ admission: source ranges, endpoints for clients inside the cluster
+//!  plan ─▶ Served { listening, pools } ─▶ relay ─▶ endpoints
 //! ```
 //!
-//! A virtual server with an address is an [`EndpointPool`] and a listening frontend. One with a firewall mark
-//! is a pool only: it serves the clients inside the cluster at the frontends whose admission names the mark.
-//! Only the routes that make addresses local outlive the process. Each start creates everything else again.
+//! Each frontend of the plan listens, and has a pool of endpoints; two, if clients inside the cluster reach other
+//! endpoints. No other program can change them, so only what changes in the plan is compared. Service addresses are
+//! routes on `lo`, which others can change, and which outlive the process. All else is created again at each start.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipvs_netlink as ipvs;
-use rapidhash::RapidHashSet;
-use relay::{
-    AffinityRoom, EndpointPool, Handling, InsideClients, Listening, Relay, RelayLimits, Route,
-    kernel_schedulers,
-};
+use relay::{AffinityRoom, InsideClients, Relay, RelayLimits, kernel_schedulers};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use schedulers::Registry;
 
 use super::answer_path::AnswerPath;
-use super::ipvs::Kernel;
-use super::ipvs::Wanted;
-use super::ipvs::linux::AddressTable;
-use super::{Failure, Outcome};
-use crate::cluster::model::Protocol;
+use super::retry::Retries;
+use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned, applied};
+use crate::cluster::model::{Protocol, ServicePortName};
 use crate::cluster::problem::Problem;
-use crate::dataplane::ipvs::marks::MarkKey;
-use crate::dataplane::ipvs::observed::{
-    Connections, CountedServer, LocalAddresses, Observed, ObservedServer,
-};
-use crate::dataplane::ipvs::op::Op;
-use crate::host::namespace_lock::NamespaceLock;
+use crate::cluster::store::Touched;
 use crate::plan::frontend::Frontend;
-use crate::plan::{Capabilities, Changed, Machine, RelayAbilities};
+use crate::plan::{
+    self, Capabilities, Changed, Desired, FrontendKind, FrontendPlan, Machine, RelayAbilities,
+};
+use crate::util::timer::Timer;
 
+mod addresses;
+mod change;
 mod circles;
 mod client_sources;
-mod convert;
-mod terms;
+mod execute;
+mod served;
 
+use addresses::Addresses;
+pub(crate) use change::Changes;
+use change::{Change, NamedChange, Place, Target};
 use circles::LeftOut;
 use client_sources::ClientSources;
-use convert::{handling, pool_config, socket, transport};
-use terms::{AllTerms, Terms};
+use served::{Served, Terms};
+
+/// The longest pause between two counts of the connections of draining endpoints.
+const LONGEST_COUNT: Duration = Duration::from_secs(30);
 
 /// The dataplane of a process that relays itself.
 #[derive(Debug)]
 pub struct Userspace {
     relay: Relay,
-    machine: AddressTable,
-    /// Whether the process may make addresses local.
-    is_privileged: bool,
-    /// Held from the first such address to the end.
-    namespace: Option<NamespaceLock>,
+    /// Whether another dataplane serves all but loopback addresses.
+    is_beside: bool,
+    capabilities: Capabilities,
     inside: Arc<InsideClients>,
     schedulers: Arc<Registry>,
     affinity: Arc<AffinityRoom>,
-    state: Observed,
-    servers: BTreeMap<ipvs::ServiceKey, Server>,
-    terms: AllTerms,
-    left_out: LeftOut,
     client_sources: ClientSources,
+    addresses: Addresses,
+    served: BTreeMap<Frontend, Served>,
+    /// The frontends that the next round compares.
+    pending: BTreeSet<Frontend>,
+    retries: Retries<Target>,
+    /// The frontends that drain, or have endpoints that do.
+    draining: BTreeSet<Frontend>,
+    /// When their connections are counted next.
+    drains: Timer,
+    left_out: LeftOut,
+    /// The addresses whose drift this round repairs.
+    drifted: BTreeSet<IpAddr>,
     /// Whether the log says that few more frontends can be opened.
     is_nearly_full: bool,
-}
-
-/// The relay's part of a virtual server.
-#[derive(Debug)]
-struct Server {
-    pool: Arc<EndpointPool>,
-    /// `None` for a firewall mark.
-    listening: Option<Listening>,
 }
 
 impl Userspace {
@@ -95,17 +90,25 @@ impl Userspace {
         let answers = is_privileged.then(AnswerPath::open).transpose();
         Ok(Self {
             relay,
-            machine: AddressTable::open(&[])?,
-            is_privileged,
-            namespace: None,
+            is_beside: false,
+            capabilities: Capabilities {
+                // The relay could not keep SCTP's associations of several addresses.
+                unsupported: [Protocol::Sctp].into(),
+                has_full_affinity: true,
+                ..Capabilities::default()
+            },
             inside: Arc::new(inside),
             schedulers: kernel_schedulers(),
             affinity: Arc::default(),
-            state: Observed::default(),
-            servers: BTreeMap::new(),
-            terms: AllTerms::default(),
-            left_out: LeftOut::default(),
             client_sources: ClientSources::new(answers.unwrap_or_default()),
+            addresses: Addresses::open(is_privileged)?,
+            served: BTreeMap::new(),
+            pending: BTreeSet::new(),
+            retries: Retries::default(),
+            draining: BTreeSet::new(),
+            drains: Timer::doubling(Duration::from_secs(1), LONGEST_COUNT),
+            left_out: LeftOut::default(),
+            drifted: BTreeSet::new(),
             is_nearly_full: false,
         })
     }
@@ -118,9 +121,17 @@ impl Userspace {
         }
     }
 
+    /// Makes the relay serve only the frontends that need one ([`Frontend::needs_relay`]), and no address local.
+    pub(crate) fn beside_another(self) -> Self {
+        Self {
+            is_beside: true,
+            ..self
+        }
+    }
+
     /// Returns the netlink port of our changes of addresses, which notifications carry.
     pub(crate) fn addresses_port(&self) -> u32 {
-        self.machine.port()
+        self.addresses.port()
     }
 
     /// Closes all frontends and waits until the connections have ended, for at most `patience`.
@@ -130,278 +141,395 @@ impl Userspace {
         self.client_sources.remove();
     }
 
-    fn execute(&mut self, op: &Op) -> Result<(), Failure> {
-        match *op {
-            Op::AddService(service) => self.add_service(service, op),
-            Op::SetService(service) => {
-                let config = pool_config(&service);
-                let now = self.relay.now();
-                let server = self.server(&service.key, op)?;
-                server
-                    .pool
-                    .configure(&config, now)
-                    .map_err(|error| refused(&error, op))
-            }
-            Op::DeleteService(key) => {
-                let server = self.servers.remove(&key);
-                let server = server.ok_or_else(|| Failure::kernel(Errno::SRCH, op))?;
-                self.terms.remove(&key);
-                self.left_out.forget(&key);
-                // `Relay::close` keeps connections, as for a frontend without usable endpoints. The
-                // removal of their endpoints ends them.
-                server.pool.clear();
-                if let Some(listening) = server.listening {
-                    self.relay.close(listening);
-                }
-                self.relay.cut();
-                Ok(())
-            }
-            Op::AddDestination(key, destination) => self.add_destination(&key, &destination, op),
-            Op::SetDestination(key, destination) => self.set_destination(&key, &destination, op),
-            Op::DeleteDestination(key, destination) => {
-                self.delete_destination(&key, &destination, op)
-            }
-            Op::AddAddress(address, _)
-            | Op::SetAddress(address, _)
-            | Op::DeleteAddress(address) => self.change_address(address, op),
-            // This dataplane has routes on lo only, so no plan has these Ops.
-            Op::DeleteLeftover(..) | Op::AddCarrier | Op::SetCarrier | Op::DeleteCarrier => Ok(()),
-        }
+    /// Returns whether this relay serves the frontend, if the plan has it.
+    fn serves(&self, frontend: &Frontend) -> bool {
+        !self.is_beside || frontend.needs_relay()
     }
 
-    fn add_service(&mut self, service: ipvs::Service, op: &Op) -> Result<(), Failure> {
-        if self.servers.contains_key(&service.key) {
-            return Err(Failure::kernel(Errno::EXIST, op));
-        }
-        let (registry, now) = (self.schedulers.clone(), self.relay.now());
-        let room = self.affinity.clone();
-        let pool = EndpointPool::sharing(room, registry, &pool_config(&service), now);
-        let pool = Arc::new(pool.map_err(|error| refused(&error, op))?);
-        let listening = match Frontend::of(&service.key) {
-            Some(frontend) => {
-                let transport = transport(frontend.protocol)
-                    .ok_or_else(|| Failure::kernel(Errno::PROTONOSUPPORT, op))?;
-                // `admit` has set the terms of the frontend. If they name a mark whose pool is not
-                // added yet, `apply` updates the route when it is.
-                let route = self.route(&service.key, &pool);
-                let opened = self.relay.open(transport, frontend.socket(), route);
-                let opened = opened.map_err(|error| failure(Some(error.errno()), error, op))?;
-                self.announce_limit();
-                Some(opened)
+    /// Returns the planned frontends of this relay.
+    fn planned<'a>(
+        &self,
+        desired: &'a Desired,
+    ) -> impl Iterator<Item = (&'a Frontend, &'a FrontendPlan)> {
+        let all = (!self.is_beside).then(|| desired.frontends.iter());
+        let some = self.is_beside.then(|| desired.needing_relay());
+        all.into_iter().flatten().chain(some.into_iter().flatten())
+    }
+
+    /// Adds the schedulers of a plan that this relay lacks to the missing ones. Returns whether it lacks one.
+    fn ask_for_schedulers(&mut self, plan: &FrontendPlan) -> bool {
+        let inside = plan.inside.iter().map(|inside| &inside.balancing);
+        let mut is_any_new = false;
+        for balancing in inside.chain([&plan.profile.balancing]) {
+            let wanted = &balancing.scheduler;
+            if !self.schedulers.names().any(|known| *known == **wanted) {
+                let missing = &mut self.capabilities.missing_schedulers;
+                is_any_new |= missing.insert(wanted.clone());
             }
-            None => None,
+        }
+        is_any_new
+    }
+
+    /// Begins or ends the wait for the connections of a frontend that the plan may no longer have.
+    fn leave(&mut self, frontend: Frontend, planned: Planned<'_>, now: Duration) {
+        let Some(served) = self.served.get_mut(&frontend) else {
+            return;
         };
-        self.servers.insert(service.key, Server { pool, listening });
-        Ok(())
+        if planned.desired().frontends.contains_key(&frontend) {
+            served.leaving = None;
+            return;
+        }
+        let drain = drain_time(planned, &frontend, &served.owner);
+        let deadline = served.leaving.unwrap_or(now + drain);
+        let is_used = match served.leaving {
+            // Counted only after the endpoints get no new connections.
+            None => served.has_endpoints(),
+            Some(_) => served.has_connections(),
+        };
+        let stays = is_used && !drain.is_zero() && deadline > now;
+        served.leaving = stays.then_some(deadline);
+        if stays {
+            self.draining.insert(frontend);
+        }
     }
 
-    /// Logs once that few more frontends can be opened.
-    fn announce_limit(&mut self) {
-        let (left, all) = self.relay.room();
-        let is_nearly_full = left < all / 5;
-        if is_nearly_full && !self.is_nearly_full {
-            tracing::warn!(
-                "{} frontends listen, and only {left} more can: each needs a file per worker, and the process \
-                 may open {} files; raise the limit (ulimit -Hn, LimitNOFILE=) or lower --userspace-workers",
-                all - left,
-                self.relay.file_limit()
+    /// Appends the changes of a frontend.
+    fn compare(
+        &mut self,
+        frontend: Frontend,
+        planned: Planned<'_>,
+        now: Duration,
+        changes: &mut Changes,
+    ) {
+        let desired = planned.desired();
+        self.note_circles(frontend, desired);
+        let plan = desired.frontends.get(&frontend);
+        let Some(served) = self.served.get(&frontend) else {
+            changes.list.extend(plan.map(|_| Change::Open(frontend)));
+            return;
+        };
+        let end = match (plan, served.leaving) {
+            (Some(plan), _) => now + plan.profile.drain,
+            (None, Some(deadline)) => deadline,
+            (None, None) => {
+                changes.left.insert(frontend, served.owner.clone());
+                return changes.list.push(Change::Close(frontend));
+            }
+        };
+        if plan.is_some_and(|plan| served.is_stale || served.terms != Terms::of(plan)) {
+            changes.list.push(Change::Configure(frontend));
+        }
+        let is_frontend = |endpoint| self.is_frontend(&frontend, endpoint, desired);
+        for (is_inside, pool) in served.pools() {
+            let endpoints = match (plan, is_inside) {
+                (Some(plan), false) => Some(&plan.endpoints),
+                (Some(plan), true) => plan.inside.as_ref().map(|inside| &inside.endpoints),
+                (None, _) => None,
+            };
+            let place = Place {
+                frontend,
+                is_inside,
+            };
+            let endpoints = endpoints.map_or(&[][..], |endpoints| endpoints);
+            pool.compare(
+                place,
+                endpoints,
+                &is_frontend,
+                (end, now),
+                &mut changes.list,
             );
         }
-        // Announced again only after a fifth of all became free.
-        self.is_nearly_full = is_nearly_full || (self.is_nearly_full && left < all / 5 * 2);
-    }
-
-    fn server(&self, key: &ipvs::ServiceKey, op: &Op) -> Result<&Server, Failure> {
-        let server = self.servers.get(key);
-        server.ok_or_else(|| Failure::kernel(Errno::SRCH, op))
-    }
-
-    /// Makes an address local, or no longer.
-    ///
-    /// Loopback addresses are always local. Without privileges, other addresses can only be used if the
-    /// machine has them.
-    fn change_address(&mut self, address: IpAddr, op: &Op) -> Result<(), Failure> {
-        if address.is_loopback() {
-            return Ok(());
-        }
-        if self.is_privileged {
-            // Only now, because relays that serve loopback addresses do not disturb each other.
-            if self.namespace.is_none() {
-                let acquired = NamespaceLock::acquire();
-                let acquired = acquired.map_err(|held| failure(Some(Errno::BUSY), held, op));
-                self.namespace = Some(acquired?);
-            }
-            return self.machine.apply(op);
-        }
-        let is_needed = !matches!(op, Op::DeleteAddress(_));
-        if is_needed && !self.machine.read_machine()?.has(&address) {
-            let error = "only a process with CAP_NET_ADMIN can make it local";
-            return Err(failure(Some(Errno::ADDRNOTAVAIL), error, op));
-        }
-        Ok(())
-    }
-
-    /// Returns who may connect to a frontend, and to which endpoints.
-    fn route(&self, key: &ipvs::ServiceKey, pool: &Arc<EndpointPool>) -> Route {
-        let terms = self.terms.get(key);
-        let mark = terms.and_then(|terms| terms.inside);
-        let inside = mark.and_then(|mark| self.servers.get(&mark));
-        Route {
-            pool: pool.clone(),
-            inside: inside.map(|server| (self.inside.clone(), server.pool.clone())),
-            sources: terms.and_then(|terms| terms.sources.clone()),
-            client_sources: terms.and_then(|terms| self.client_sources.of(&terms.options)),
-            handling: terms.map_or_else(Handling::default, |terms| handling(&terms.options)),
+        let served = self.served.get_mut(&frontend);
+        match (plan, served) {
+            (Some(plan), Some(served)) => served.owner.clone_from(&plan.owner),
+            (None, Some(served)) => _ = changes.left.insert(frontend, served.owner.clone()),
+            (_, None) => {}
         }
     }
 
-    /// Updates the route of a frontend, and whether it listens.
-    fn update(&mut self, key: &ipvs::ServiceKey) -> std::io::Result<()> {
-        let Some(server) = self.servers.get(key) else {
-            return Ok(());
+    /// Sets the timer of the next count.
+    fn wait_for_connections(&mut self, now: Duration) {
+        let served = &self.served;
+        let deadline = |frontend: &Frontend| served.get(frontend).and_then(Served::next_deadline);
+        self.draining
+            .retain(|frontend| deadline(frontend).is_some());
+        let first = self.draining.iter().filter_map(deadline).min();
+        let Some(first) = first else {
+            return self.drains.reset();
         };
-        let route = self.route(key, &server.pool);
-        let server = self.servers.get_mut(key);
-        match server.and_then(|server| server.listening.as_mut()) {
-            Some(listening) => self.relay.set_route(listening, route),
-            None => Ok(()),
+        if !self.drains.is_waiting(now) {
+            self.drains.back_off(now);
         }
-    }
-
-    fn counted(&self, key: &ipvs::ServiceKey, server: &ObservedServer) -> CountedServer {
-        let pool = self.servers.get(key).map(|server| &server.pool);
-        let count = |destination: ipvs::Destination| {
-            let counts = pool.map(|pool| pool.counts(socket(&destination.key)));
-            let counts = counts.unwrap_or_default();
-            Connections {
-                active: counts.active,
-                inactive: counts.inactive,
-            }
-        };
-        CountedServer {
-            key: *key,
-            server: server.clone(),
-            connections: server.destinations.iter().map(count).collect(),
-        }
+        self.drains.no_later_than(first);
     }
 }
 
-impl Kernel for Userspace {
+impl Dataplane for Userspace {
+    type Changes = Changes;
+
     fn machine(&mut self) -> Result<Machine, Failure> {
-        let machine = self.machine.read_machine()?;
-        self.inside.set_own(machine.addresses.clone());
-        // At each resync, for pools that get no new clients.
-        let (pools, now) = (self.servers.values(), self.relay.now());
-        pools.for_each(|server| server.pool.forget_clients(now));
-        Ok(machine)
+        self.addresses.machine()
     }
 
-    fn capabilities(&mut self, machine: &Machine) -> Capabilities {
-        Capabilities {
-            // The relay could not keep SCTP's associations of several addresses.
-            unsupported: [Protocol::Sctp].into(),
-            relay: Some(RelayAbilities {
-                keeps_sources: self.client_sources.check(machine),
-            }),
-            has_full_affinity: true,
-            ..Capabilities::default()
-        }
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
     }
 
-    fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {
-        // No packet has a mark of the relay, so any key will do.
-        Ok(MarkKey::default())
+    fn is_known(&self) -> bool {
+        self.is_beside || self.addresses.is_known
     }
 
-    fn virtual_servers(
+    /// Nothing serves while no process of ours runs.
+    fn has_own_state(&mut self, _: Planned<'_>) -> Result<bool, Failure> {
+        Ok(false)
+    }
+
+    fn begin(
         &mut self,
-        _: &mut dyn Iterator<Item = ipvs::ServiceKey>,
-        each: &mut dyn FnMut(CountedServer),
+        planned: Planned<'_>,
+        _: &Touched,
+        extent: Extent,
+        _: Duration,
     ) -> Result<(), Failure> {
-        for (key, server) in self.state.virtual_servers.iter() {
-            each(self.counted(&key, server));
+        let (machine, snapshot) = (planned.machine, planned.snapshot);
+        if extent == Extent::All {
+            self.inside.set_own(machine.addresses.clone());
+            self.capabilities.relay = Some(RelayAbilities {
+                keeps_sources: self.client_sources.check(machine),
+            });
+            // For pools that get no new clients.
+            let (pools, now) = (
+                self.served.values().flat_map(Served::pools),
+                self.relay.now(),
+            );
+            pools.for_each(|(_, pool)| pool.endpoints.forget_clients(now));
         }
+        let node_ports = self.served.iter().filter(|(frontend, _)| {
+            let plan = planned.desired().frontends.get(frontend);
+            plan.is_some_and(|plan| plan.profile.kind == FrontendKind::NodePort)
+                && machine.addresses.contains(&frontend.address)
+        });
+        self.capabilities.node_port_addresses = match snapshot.node() {
+            Some(_) => BTreeSet::new(),
+            None => node_ports.map(|(frontend, _)| frontend.address).collect(),
+        };
+        // Those whose Service is deleted end at once.
+        let is_orphan = |frontend: &&Frontend| {
+            let served = self.served.get(frontend);
+            served.is_some_and(|served| !snapshot.has_service(&served.owner.service))
+        };
+        self.pending
+            .extend(self.draining.iter().filter(is_orphan).copied());
         Ok(())
     }
 
-    fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {
-        let server = self.state.virtual_servers.get(key);
-        Ok(server.map(|server| self.counted(key, server)))
-    }
-
-    fn addresses(&mut self) -> Result<LocalAddresses, Failure> {
-        let mut addresses = self.state.addresses.clone();
-        if self.is_privileged {
-            // Other programs can delete our routes, and an earlier process may have left some.
-            addresses.retain(IpAddr::is_loopback);
-            addresses.extend(self.machine.read_routes()?.into_entries());
+    fn follow(&mut self, planned: Planned<'_>, changed: &Changed, _: Duration) -> bool {
+        let desired = planned.desired();
+        self.client_sources.follow(desired, changed);
+        let mut needs_plan = false;
+        for frontend in &changed.frontends {
+            if self.serves(frontend) {
+                self.pending.insert(*frontend);
+                let plan = desired.frontends.get(frontend);
+                needs_plan |= plan.is_some_and(|plan| self.ask_for_schedulers(plan));
+            }
         }
-        Ok(LocalAddresses {
-            addresses,
-            ..LocalAddresses::default()
-        })
+        self.pending.extend(self.circling(desired, changed));
+        if !self.is_beside {
+            self.addresses.pending.extend(&changed.addresses);
+        }
+        needs_plan
     }
 
-    fn serves_alone(&self) -> bool {
-        false
+    fn observe(&mut self, _: Planned<'_>, extent: Extent, now: Duration) -> Result<bool, Failure> {
+        if !self.is_beside && (extent == Extent::All || self.addresses.are_suspect) {
+            self.drifted = self.addresses.read()?;
+        }
+        let again = match extent {
+            Extent::All => {
+                self.retries.try_all();
+                self.retries.targets().copied().collect()
+            }
+            Extent::Pending => self.retries.take_due(now),
+        };
+        for target in again {
+            match target {
+                Target::Frontend(frontend) => _ = self.pending.insert(frontend),
+                Target::Address(address) => _ = self.addresses.pending.insert(address),
+            }
+        }
+        if self.drains.is_due(now) {
+            self.pending.extend(&self.draining);
+        }
+        Ok(false)
     }
 
-    fn problems(&self, wanted: Wanted<'_>) -> Vec<Problem> {
-        self.circles(wanted)
+    fn retire(
+        &mut self,
+        planned: Planned<'_>,
+        _: Extent,
+        now: Duration,
+    ) -> Result<BTreeSet<IpAddr>, Failure> {
+        for frontend in self.pending.clone() {
+            self.leave(frontend, planned, now);
+        }
+        let is_leaving = |frontend: &&Frontend| {
+            let served = self.served.get(frontend);
+            served.is_some_and(|served| served.leaving.is_some())
+        };
+        let leaving = self.draining.iter().filter(is_leaving);
+        let addresses = leaving.map(|frontend| frontend.address);
+        // Another machine may have the address of a node port by now.
+        let is_service_address =
+            |address: &IpAddr| self.addresses.has(address) && !planned.machine.has(address);
+        Ok(addresses.filter(is_service_address).collect())
+    }
+
+    fn changes(
+        &mut self,
+        planned: Planned<'_>,
+        _: Extent,
+        now: Duration,
+    ) -> Result<Changes, Failure> {
+        let mut changes = Changes {
+            drifted: std::mem::take(&mut self.drifted),
+            ..Changes::default()
+        };
+        for frontend in std::mem::take(&mut self.pending) {
+            self.compare(frontend, planned, now, &mut changes);
+        }
+        self.addresses.compare(planned.desired(), &mut changes.list);
+        if changes.list.len() > 1 {
+            changes.sort(&planned.first_addresses());
+        }
+        Ok(changes)
+    }
+
+    fn apply(
+        &mut self,
+        planned: Planned<'_>,
+        changes: Changes,
+        extent: Extent,
+        now: Duration,
+    ) -> Applied<Changes> {
+        let mut applied = Applied::of(changes);
+        for change in &applied.changes.list {
+            let outcome = self.execute(change, planned.desired());
+            if outcome.is_err() {
+                self.retries.add(change.target(), now);
+            }
+            applied.outcomes.extend([outcome.map_err(Box::new)]);
+        }
+        self.retries.settle();
+        self.wait_for_connections(now);
+        applied.has_tried_all = extent == Extent::All || self.retries.next_due().is_none();
+        applied
+    }
+
+    fn report(
+        &self,
+        planned: Planned<'_>,
+        applied: &Applied<Changes>,
+        each: &mut dyn FnMut(AppliedChange<'_>),
+    ) {
+        let changes = &applied.changes;
+        for (change, outcome) in changes.list.iter().zip(applied.outcomes.iter()) {
+            each(AppliedChange {
+                kind: change.kind(),
+                line: &NamedChange {
+                    change,
+                    planned,
+                    left: &changes.left,
+                },
+                reason: changes.reason(change),
+                outcome,
+            });
+        }
+    }
+
+    fn repairs(&self, applied: &Applied<Changes>) -> Option<String> {
+        let changes = applied.changes.list.iter().zip(applied.outcomes.iter());
+        let repaired = changes.filter_map(|(change, outcome)| match change.target() {
+            Target::Address(it) if outcome.is_ok() => Some(it),
+            _ => None,
+        });
+        let repaired = repaired.filter(|it| applied.changes.drifted.contains(it));
+        applied::repairs(None::<Change>, repaired.collect())
+    }
+
+    fn counts(&self, planned: Planned<'_>) -> Counts {
+        let draining = self.draining.iter().filter_map(|it| self.served.get(it));
+        let draining = draining.flat_map(Served::pools);
+        Counts {
+            frontends: match self.is_beside {
+                true => self.planned(planned.desired()).count(),
+                false => planned.desired().frontends.len(),
+            },
+            draining: draining.map(|(_, pool)| pool.draining.len()).sum(),
+        }
+    }
+
+    fn destinations(&self, planned: Planned<'_>) -> usize {
+        let plans = self.planned(planned.desired());
+        let count = |plan: &FrontendPlan| {
+            let inside = plan.inside.as_ref();
+            plan.endpoints.len() + inside.map_or(0, |inside| inside.endpoints.len())
+        };
+        plans.map(|(_, plan)| count(plan)).sum()
+    }
+
+    /// The relay itself decides which clients may connect.
+    fn has_written_rules(&self) -> bool {
+        true
+    }
+
+    fn next_due(&self) -> Option<Duration> {
+        let timers = [self.retries.next_due(), self.drains.due()];
+        timers.into_iter().flatten().min()
+    }
+
+    fn problems_of_node(&self, _: Planned<'_>) -> Vec<Problem> {
+        Vec::new()
+    }
+
+    fn problems(&self, planned: Planned<'_>) -> Vec<Problem> {
+        self.left_out.problems(planned.desired())
     }
 
     fn problems_revision(&self) -> u64 {
         self.left_out.revision
     }
 
-    fn admit(&mut self, wanted: Wanted<'_>, changed: &Changed) {
-        let desired = wanted.desired();
-        self.client_sources.follow(desired, changed);
-        self.left_out.note(&changed.frontends);
-        for frontend in &changed.frontends {
-            let Some(plan) = desired.frontends.get(frontend) else {
-                // The restrictions of a removed frontend hold until its virtual server is deleted.
-                continue;
-            };
-            let key = (*frontend).into();
-            let terms = Terms {
-                sources: plan.profile.access.source_ranges.clone(),
-                inside: wanted.inside(frontend),
-                options: plan.profile.relay,
-            };
-            self.terms.set(key, terms);
-            // Only opening a listener can fail, and the frontend of an Op is updated again after it.
-            let _ = self.update(&key);
-        }
+    fn refusal(&self, planned: Planned<'_>) -> Option<String> {
+        let desired = planned.desired();
+        let planned = desired.frontends.len() + desired.addresses.len();
+        let refused = self.retries.targets().count();
+        (refused * 2 > planned)
+            .then(|| format!("the kernel refuses {refused} of {planned} frontends and addresses"))
     }
 
-    fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
-        let mut outcomes = Vec::with_capacity(ops.len());
-        let mut frontends = RapidHashSet::default();
-        for op in ops {
-            let mut outcome = self.execute(op);
-            if outcome.is_ok() {
-                if let Op::AddService(ipvs::Service { key, .. }) | Op::DeleteService(key) = op {
-                    frontends.extend(Frontend::of(key));
-                }
-                // Recorded even if the update below fails: the pool itself has changed.
-                self.state.record(op);
-                if let Some(key) = op.service_key() {
-                    // A new or deleted pool changes the routes that lead to it.
-                    let users = self.terms.users(&key);
-                    let updated = users.into_iter().try_for_each(|user| self.update(&user));
-                    outcome = updated.map_err(|error| io_failure(&error, op));
-                }
-            }
-            outcomes.push(outcome.map_err(Box::new));
-        }
-        self.follow_frontends(&frontends);
-        outcomes
+    fn distrust_rules(&mut self) {}
+
+    fn distrust_addresses(&mut self) {
+        self.addresses.are_suspect = true;
     }
 
-    fn has_scheduler(&mut self, name: ipvs::SchedulerName) -> Result<Option<bool>, Failure> {
-        let mut known = self.schedulers.names();
-        Ok(Some(known.any(|known| known == name.as_str())))
+    fn finds_changed_rules(&mut self) -> bool {
+        false
+    }
+}
+
+/// Returns how long a frontend that the plan lacks may keep its connections.
+fn drain_time(planned: Planned<'_>, frontend: &Frontend, owner: &ServicePortName) -> Duration {
+    let Some(service) = planned.snapshot.service(&owner.service) else {
+        return Duration::ZERO;
+    };
+    // While the address stays local, this node cannot reach the machine that has it.
+    let is_elsewhere = (planned.planner).is_elsewhere(&frontend.address, &owner.service);
+    if frontend.protocol == Protocol::Tcp && !is_elsewhere {
+        plan::drain(&service, planned.config())
+    } else {
+        Duration::ZERO
     }
 }
 
@@ -412,21 +540,13 @@ fn has_net_admin() -> bool {
 }
 
 /// Returns the failure of `doing`. A pool and a listener refuse with the error numbers of IPVS and of the kernel.
-fn failure(
-    errno: Option<Errno>,
-    error: impl std::fmt::Display,
-    doing: impl std::fmt::Display,
-) -> Failure {
+fn failure(errno: Option<Errno>, error: impl fmt::Display, doing: impl fmt::Display) -> Failure {
     Failure {
         errno,
         message: format!("{doing}: {error}"),
     }
 }
 
-fn io_failure(error: &std::io::Error, doing: impl std::fmt::Display) -> Failure {
+fn io_failure(error: &std::io::Error, doing: impl fmt::Display) -> Failure {
     failure(Errno::from_io_error(error), error, doing)
-}
-
-fn refused(error: &relay::PoolError, op: &Op) -> Failure {
-    failure(Some(error.errno()), error, op)
 }

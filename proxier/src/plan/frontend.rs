@@ -60,6 +60,14 @@ impl Frontend {
         self.address.into()
     }
 
+    /// Returns whether only a relay can serve it.
+    ///
+    /// The kernel drops packets that leave a loopback address for an endpoint (`ip_route_output_key_hash_rcu`, martian
+    /// sources).
+    pub fn needs_relay(&self) -> bool {
+        self.address.is_loopback()
+    }
+
     /// Returns address and port.
     pub fn socket(&self) -> SocketAddr {
         (self.address, self.port).into()

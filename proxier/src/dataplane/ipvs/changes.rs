@@ -5,10 +5,7 @@ use std::fmt;
 use super::{KernelParts, Wanted};
 use crate::dataplane::ipvs::ledger::Owned;
 use crate::dataplane::ipvs::op::{Op, Ops};
-use crate::dataplane::{Applied, Reason};
-
-/// The maximum number of addresses that the line about repaired addresses names.
-const SAMPLES: usize = 5;
+use crate::dataplane::{Applied, Reason, applied};
 
 /// The Ops of a round.
 #[derive(Clone, Debug, Default)]
@@ -90,8 +87,6 @@ impl fmt::Display for NamedOp<'_> {
 }
 
 /// Returns the repairs of service addresses and of their device as one line; `None` without any.
-///
-/// One line, because one command such as `ip route flush` may delete 10,000 addresses.
 pub(super) fn address_repairs(applied: &Applied<Changes>) -> Option<String> {
     let changes = &applied.changes;
     let done = changes.ops.iter().zip(applied.outcomes.iter());
@@ -99,27 +94,11 @@ pub(super) fn address_repairs(applied: &Applied<Changes>) -> Option<String> {
     let (mut device, mut addresses) = (None, Vec::new());
     for (op, _) in done {
         match op.address() {
-            Some(address) => addresses.push(address.to_string()),
+            Some(address) => addresses.push(address),
             None => device = Some(op),
         }
     }
-    if device.is_none() && addresses.is_empty() {
-        return None;
-    }
-    // An address may be in two Ops: added in one form, deleted in another.
-    addresses.dedup();
-    let count = addresses.len();
-    let noun = if count == 1 { "address" } else { "addresses" };
-    let etc = if count > SAMPLES { ", .." } else { "" };
-    let samples = addresses[..count.min(SAMPLES)].join(", ");
-    let addresses = format!("{count} service {noun} ({samples}{etc})");
-    Some(match (device, count) {
-        (None, _) => {
-            format!("repaired drift: another program changed {addresses}; programmed again")
-        }
-        (Some(op), 0) => format!("repaired drift: {op}"),
-        (Some(op), _) => format!("repaired drift: {op}, and with it {addresses}"),
-    })
+    applied::repairs(device, addresses)
 }
 
 #[cfg(test)]

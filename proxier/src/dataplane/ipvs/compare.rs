@@ -1,14 +1,10 @@
 //! The Ops of a round, from the plan and the observed state.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
 use super::{Ipvs, Kernel, KernelParts, Wanted};
-use crate::cluster::model::ObjectName;
-use crate::cluster::store::Snapshot;
 use crate::dataplane::ipvs::diff::{
     DeletionRules, diff, diff_address, diff_carrier, diff_server, diff_stale_server, sort,
 };
@@ -26,7 +22,7 @@ impl<K: Kernel> Ipvs<K> {
             Extent::Pending => self.compare_pending(planned, &pending, now),
         };
         if ops.len() > 1 {
-            sort(&mut ops, &first_addresses(planned.snapshot));
+            sort(&mut ops, &planned.first_addresses());
         }
         ops
     }
@@ -109,17 +105,4 @@ fn deletion_rules<'a>(
         drains: ledger.drains(),
         retired: ledger.retired(),
     }
-}
-
-/// Returns the addresses that are programmed before all others.
-///
-/// These are the cluster IPs of the API server, through which processes of this node, perhaps this one
-/// too, reach it.
-fn first_addresses(snapshot: &Snapshot) -> BTreeSet<IpAddr> {
-    let api_server = ObjectName::new("default", "kubernetes");
-    let service = snapshot.service(&api_server).into_iter();
-    service
-        .flat_map(|service| &service.cluster_ips)
-        .copied()
-        .collect()
 }

@@ -10,16 +10,15 @@ use std::sync::Arc;
 use ipvs_netlink::{SchedulerName, Service, ServiceKey};
 
 use super::Wanted;
-use crate::cluster::problem::Problem;
 use crate::dataplane::conntrack::{Stale, Swept};
 use crate::dataplane::ipvs::destinations::Destinations;
 use crate::dataplane::ipvs::marks::MarkKey;
 use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses, Observed};
 use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::{Failure, Outcome};
-use crate::plan::{Capabilities, Changed, Machine};
+use crate::plan::Machine;
 
-/// The most Ops of one call, if the dataplane does not sort them itself.
+/// The most Ops of one call, if the kernel does not sort them itself.
 ///
 /// It bounds the memory of the first round. One system call takes 128, so larger parts would save few
 /// calls.
@@ -32,12 +31,6 @@ pub trait Kernel {
     /// # Errors
     /// If they cannot be read.
     fn machine(&mut self) -> Result<Machine, Failure>;
-
-    /// Returns what this dataplane can do on `machine`. Missing schedulers are not among it ([`Self::has_scheduler`]).
-    fn capabilities(&mut self, machine: &Machine) -> Capabilities {
-        let _ = machine;
-        Capabilities::default()
-    }
 
     /// Reads each link's first IPv4 address that is not link-local, by the link's name.
     ///
@@ -105,11 +98,6 @@ pub trait Kernel {
     /// # Errors
     /// If they cannot be read whole.
     fn addresses(&mut self) -> Result<LocalAddresses, Failure>;
-
-    /// Returns whether the state serves clients while no process of ours runs.
-    fn serves_alone(&self) -> bool {
-        true
-    }
 
     /// Reads the state that [`crate::dataplane::ipvs::diff`] compares with what is `wanted`.
     ///
@@ -190,24 +178,6 @@ pub trait Kernel {
     fn sweep_flows(&mut self, stale: &Stale) -> Result<Swept, Failure> {
         let _ = stale;
         Ok(Swept::default())
-    }
-
-    /// Copies the admissions of the changed frontends from the plan.
-    ///
-    /// Only for a dataplane that decides about clients itself. With IPVS, packet rules decide.
-    fn admit(&mut self, wanted: Wanted<'_>, changed: &Changed) {
-        let _ = (wanted, changed);
-    }
-
-    /// Returns the parts of the plan that this dataplane leaves out, and why.
-    fn problems(&self, wanted: Wanted<'_>) -> Vec<Problem> {
-        let _ = wanted;
-        Vec::new()
-    }
-
-    /// Returns a number that increases when [`Kernel::problems`] may have changed.
-    fn problems_revision(&self) -> u64 {
-        0
     }
 
     /// Returns whether the kernel has the scheduler `name`, without a change of any virtual server.

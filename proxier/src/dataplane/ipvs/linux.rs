@@ -157,9 +157,23 @@ impl AddressTable {
         Ok(self.0.read()?.addresses)
     }
 
-    /// Applies an Op that concerns an address. Needs `CAP_NET_ADMIN`.
-    pub(crate) fn apply(&mut self, op: &Op) -> Result<(), Failure> {
-        let outcomes = self.0.apply(std::slice::from_ref(op));
+    /// Makes an address local, with a preferred source. Needs `CAP_NET_ADMIN`.
+    pub(crate) fn add(&mut self, address: IpAddr, source: Option<IpAddr>) -> Result<(), Failure> {
+        self.apply(Op::AddAddress(address, source))
+    }
+
+    /// Changes the preferred source. Needs `CAP_NET_ADMIN`.
+    pub(crate) fn set(&mut self, address: IpAddr, source: Option<IpAddr>) -> Result<(), Failure> {
+        self.apply(Op::SetAddress(address, source))
+    }
+
+    /// Makes an address local no longer. Needs `CAP_NET_ADMIN`.
+    pub(crate) fn delete(&mut self, address: IpAddr) -> Result<(), Failure> {
+        self.apply(Op::DeleteAddress(address))
+    }
+
+    fn apply(&mut self, op: Op) -> Result<(), Failure> {
+        let outcomes = self.0.apply(&[op]);
         let outcome = outcomes.into_iter().next().unwrap_or(Ok(()));
         outcome.map_err(|failure| *failure)
     }

@@ -21,7 +21,7 @@ impl<K: Kernel> Ipvs<K> {
             // Each name is asked for once.
             missing_schedulers: before.missing_schedulers,
             foreign: before.foreign,
-            ..self.kernel.capabilities(planned.machine)
+            ..Capabilities::default()
         };
         if let Some(rules) = &mut self.rules
             && rules.filter.needs_links()

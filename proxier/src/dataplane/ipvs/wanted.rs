@@ -68,7 +68,8 @@ impl<'a> Wanted<'a> {
                 WantedServer::inside(self.desired.frontends.get(frontend)?, family)
             }
             _ => {
-                let plan = self.desired.frontends.get(&Frontend::of(key)?)?;
+                let frontend = Frontend::of(key).filter(|it| !it.needs_relay())?;
+                let plan = self.desired.frontends.get(&frontend)?;
                 Some(WantedServer::at(plan, key.family()))
             }
         }
@@ -81,7 +82,9 @@ impl<'a> Wanted<'a> {
 
     /// Returns every virtual server, those of firewall marks last.
     pub fn iter(self) -> impl Iterator<Item = (ipvs::ServiceKey, WantedServer<'a>)> {
-        let frontends = self.desired.frontends.iter().map(|(frontend, plan)| {
+        let frontends = self.desired.frontends.iter();
+        let frontends = frontends.filter(|(frontend, _)| !frontend.needs_relay());
+        let frontends = frontends.map(|(frontend, plan)| {
             let key = ipvs::ServiceKey::from(*frontend);
             (key, WantedServer::at(plan, key.family()))
         });
@@ -92,13 +95,15 @@ impl<'a> Wanted<'a> {
     /// Returns the key of every virtual server.
     pub fn keys(self) -> impl Iterator<Item = ipvs::ServiceKey> + 'a {
         let frontends = self.desired.frontends.keys();
+        let frontends = frontends.filter(|frontend| !frontend.needs_relay());
         let frontends = frontends.map(|frontend| ipvs::ServiceKey::from(*frontend));
         frontends.chain(self.marks.keys())
     }
 
     /// Returns the number of virtual servers.
     pub fn len(self) -> usize {
-        self.desired.frontends.len() + self.marks.len()
+        let relayed = self.desired.needing_relay().count();
+        self.desired.frontends.len() - relayed + self.marks.len()
     }
 
     /// Returns whether the plan asks for no virtual server.

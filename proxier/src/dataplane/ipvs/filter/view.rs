@@ -178,5 +178,5 @@ impl Subjects {
 /// A frontend at a loopback address has none: a relay serves it, and decides itself which clients may
 /// connect.
 pub(super) fn has_rules(frontend: &Frontend) -> bool {
-    !frontend.address.is_loopback()
+    !frontend.needs_relay()
 }

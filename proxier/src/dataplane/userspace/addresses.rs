@@ -1,0 +1,140 @@
+//! Service addresses of a relay: local routes on `lo`, if it may write them.
+//!
+//! Loopback addresses are always local. Without privileges, other addresses serve only if the machine has them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use rustix::io::Errno;
+
+use super::change::Change;
+use crate::dataplane::Failure;
+use crate::dataplane::ipvs::linux::AddressTable;
+use crate::host::namespace_lock::NamespaceLock;
+use crate::plan::{Desired, Machine};
+
+/// The service addresses of this network namespace.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    table: AddressTable,
+    is_privileged: bool,
+    /// Held from the first address to the end: relays that serve loopback addresses do not disturb each other.
+    namespace: Option<NamespaceLock>,
+    /// Those that are local, each with its preferred source.
+    present: BTreeMap<IpAddr, Option<IpAddr>>,
+    /// Whether `present` was read, and no answer was lost since then.
+    pub(super) is_known: bool,
+    /// Whether another program may have changed some.
+    pub(super) are_suspect: bool,
+    /// Those that the next round compares.
+    pub(super) pending: BTreeSet<IpAddr>,
+}
+
+impl Addresses {
+    pub(super) fn open(is_privileged: bool) -> Result<Self, Failure> {
+        Ok(Self {
+            table: AddressTable::open(&[])?,
+            is_privileged,
+            namespace: None,
+            present: BTreeMap::new(),
+            is_known: false,
+            are_suspect: false,
+            pending: BTreeSet::new(),
+        })
+    }
+
+    /// Returns the netlink port of our changes, which notifications carry.
+    pub(super) fn port(&self) -> u32 {
+        self.table.port()
+    }
+
+    pub(super) fn machine(&mut self) -> Result<Machine, Failure> {
+        self.table.read_machine()
+    }
+
+    pub(super) fn has(&self, address: &IpAddr) -> bool {
+        self.present.contains_key(address)
+    }
+
+    /// Reads the routes. Returns those that another program changed. An earlier process may have left some.
+    pub(super) fn read(&mut self) -> Result<BTreeSet<IpAddr>, Failure> {
+        let was_known = std::mem::take(&mut self.is_known);
+        let mut differing = BTreeSet::new();
+        if self.is_privileged {
+            let found: BTreeMap<_, _> = self.table.read_routes()?.into_entries().collect();
+            let before = std::mem::replace(&mut self.present, found);
+            let both = before.keys().chain(self.present.keys());
+            let differs = |it: &&IpAddr| before.get(it) != self.present.get(it);
+            differing.extend(both.filter(differs));
+        }
+        let drifted = match was_known {
+            true => &differing - &self.pending,
+            false => BTreeSet::new(),
+        };
+        self.pending.extend(differing);
+        self.is_known = true;
+        self.are_suspect = false;
+        Ok(drifted)
+    }
+
+    /// Appends the changes of the pending addresses.
+    pub(super) fn compare(&mut self, desired: &Desired, changes: &mut Vec<Change>) {
+        for address in std::mem::take(&mut self.pending) {
+            if address.is_loopback() {
+                continue;
+            }
+            match (desired.addresses.get(&address), self.present.get(&address)) {
+                (Some(&source), None) => changes.push(Change::AddAddress(address, source)),
+                (Some(&source), Some(&found)) if source != found => {
+                    changes.push(Change::SetAddress(address, source));
+                }
+                (None, Some(_)) => changes.push(Change::DeleteAddress(address)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Makes an address local, or no longer.
+    pub(super) fn apply(&mut self, change: &Change) -> Result<(), Failure> {
+        let written = self.write(change);
+        // Without an answer, only a read tells whether it took effect.
+        self.is_known &= !written.as_ref().is_err_and(|it| it.errno.is_none());
+        written?;
+        match *change {
+            Change::AddAddress(address, source) | Change::SetAddress(address, source) => {
+                self.present.insert(address, source);
+            }
+            Change::DeleteAddress(address) => _ = self.present.remove(&address),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, change: &Change) -> Result<(), Failure> {
+        if !self.is_privileged {
+            return self.check(change);
+        }
+        if self.namespace.is_none() {
+            let acquired = NamespaceLock::acquire();
+            let acquired = acquired.map_err(|held| super::failure(Some(Errno::BUSY), held, change));
+            self.namespace = Some(acquired?);
+        }
+        match *change {
+            Change::AddAddress(address, source) => self.table.add(address, source),
+            Change::SetAddress(address, source) => self.table.set(address, source),
+            Change::DeleteAddress(address) => self.table.delete(address),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails if the machine lacks an address that should be local.
+    fn check(&mut self, change: &Change) -> Result<(), Failure> {
+        if let Change::AddAddress(address, _) = change
+            && !self.table.read_machine()?.has(address)
+        {
+            let error = "only a process with CAP_NET_ADMIN can make it local";
+            return Err(super::failure(Some(Errno::ADDRNOTAVAIL), error, change));
+        }
+        Ok(())
+    }
+}
