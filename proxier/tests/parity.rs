@@ -1,21 +1,20 @@
-//! The same connections through the kernel's IPVS and through the userspace dataplane reach the same
-//! endpoints, with every scheduler.
+//! The same connections through the kernel's IPVS and through the relay reach the same endpoints, with every
+//! scheduler.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "parity/contestants.rs"]
+mod contestants;
 #[path = "parity/world.rs"]
 mod world;
 
-use std::time::Duration;
-
 use ipvs_netlink as ipvs;
-use proxier::testing::dataplane::ipvs::Kernel;
+use proxier::testing::dataplane::ipvs::Kernel as _;
 use proxier::testing::dataplane::linux::Linux;
-use proxier::testing::dataplane::userspace::Userspace;
 use proxier::testing::plan::ServiceAddresses;
-use relay::{InsideClients, RelayLimits};
 
-use world::{Protocol, World};
+use contestants::Relayed;
+use world::{Balancer, Protocol, World};
 
 /// Every scheduler of the kernel but `twos`, with its number of frontends. A scheduler that hashes the
 /// destination picks one endpoint per frontend, so it has several frontends.
@@ -39,19 +38,15 @@ const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 /// Runs `script` in a network of its own with IPVS, in another one with the relay, and returns what both
 /// recorded.
-fn both<T: Send>(script: impl Fn(&mut dyn Kernel) -> T + Sync) -> [T; 2] {
+fn both<T: Send>(script: impl Fn(&mut dyn Balancer) -> T + Sync) -> [T; 2] {
     let kernel = lab::in_fresh_network(|| {
         let mut linux = Linux::open(ServiceAddresses::default()).unwrap();
         script(&mut linux)
     });
     let relay = lab::in_fresh_network(|| {
-        let limits = RelayLimits {
-            workers: 2,
-            ..RelayLimits::default()
-        };
-        let mut userspace = Userspace::start(limits, InsideClients::default()).unwrap();
-        let recorded = script(&mut userspace);
-        userspace.stop(Duration::ZERO);
+        let mut relay = Relayed::start();
+        let recorded = script(&mut relay);
+        relay.stop();
         recorded
     });
     [kernel.unwrap(), relay.unwrap()]
@@ -74,8 +69,8 @@ fn assert_equal(kernel: &[String], relay: &[String]) {
 #[test]
 fn the_relay_picks_what_the_kernel_picks() {
     lab::test(|| {
-        let [kernel, relay] = both(|dataplane| {
-            let mut world = World::new(dataplane);
+        let [kernel, relay] = both(|balancer| {
+            let mut world = World::new(balancer);
             for (scheduler, frontends) in SCHEDULERS {
                 for protocol in PROTOCOLS {
                     world.add(scheduler, protocol, frontends);
@@ -114,8 +109,8 @@ fn the_relay_picks_what_the_kernel_picks() {
 fn twos_has_the_frequencies_of_the_kernel() {
     const CONNECTIONS: usize = 500;
     lab::test(|| {
-        let [kernel, relay] = both(|dataplane| {
-            let mut world = World::new(dataplane);
+        let [kernel, relay] = both(|balancer| {
+            let mut world = World::new(balancer);
             world.add("twos", Protocol::Udp, 1);
             world.connect(CONNECTIONS);
             let picks = world::picks(&world.record[0]);

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use lab::net::{PatientStream, connect_within, receive_within};
-use proxier::testing::dataplane::ipvs::Kernel;
 use proxier::testing::op::Op;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
@@ -48,9 +47,17 @@ enum Client {
     },
 }
 
-/// Frontends of a dataplane, and the record of their connections.
+/// What balances the connections.
+pub(crate) trait Balancer {
+    fn apply(&mut self, op: Op);
+
+    /// Returns the endpoints of a virtual server, each with its active and inactive connections.
+    fn connections(&mut self, key: &ipvs::ServiceKey) -> Vec<(IpAddr, (u32, u32))>;
+}
+
+/// Frontends, and the record of their connections.
 pub(crate) struct World<'a> {
-    dataplane: &'a mut dyn Kernel,
+    balancer: &'a mut dyn Balancer,
     frontends: Vec<Frontend>,
     /// The listed endpoints, with weights and upper thresholds.
     endpoints: BTreeMap<char, (u32, u32)>,
@@ -66,7 +73,7 @@ pub(crate) fn picks(line: &str) -> impl Iterator<Item = char> {
 
 impl<'a> World<'a> {
     /// Starts the endpoints. The calling thread's network must be new.
-    pub(crate) fn new(dataplane: &'a mut dyn Kernel) -> Self {
+    pub(crate) fn new(balancer: &'a mut dyn Balancer) -> Self {
         let files = getrlimit(Resource::Nofile);
         let raised = Rlimit {
             current: Some(20_000),
@@ -78,7 +85,7 @@ impl<'a> World<'a> {
         assert!(made.success());
         NAMES.into_iter().for_each(serve);
         Self {
-            dataplane,
+            balancer,
             frontends: Vec::new(),
             endpoints: ENDPOINTS.map(|(name, weight)| (name, (weight, 0))).into(),
             connections: 0,
@@ -100,9 +107,10 @@ impl<'a> World<'a> {
                 port: address.port(),
             };
             let service = ipvs::Service::new(key, name(scheduler));
-            self.apply(Op::AddService(service));
+            self.balancer.apply(Op::AddService(service));
             for (endpoint, weight) in ENDPOINTS {
-                self.apply(Op::AddDestination(key, destination(endpoint, weight, 0)));
+                self.balancer
+                    .apply(Op::AddDestination(key, destination(endpoint, weight, 0)));
             }
             self.frontends.push(Frontend {
                 scheduler,
@@ -221,7 +229,8 @@ impl<'a> World<'a> {
     fn write(&mut self, name: char) {
         let (weight, upper) = self.endpoints[&name];
         for key in self.keys() {
-            self.apply(Op::SetDestination(key, destination(name, weight, upper)));
+            self.balancer
+                .apply(Op::SetDestination(key, destination(name, weight, upper)));
         }
     }
 
@@ -232,7 +241,8 @@ impl<'a> World<'a> {
             frontend.clients.retain(|(reached, _)| *reached != name);
         }
         for key in self.keys() {
-            self.apply(Op::DeleteDestination(key, socket(name).into()));
+            self.balancer
+                .apply(Op::DeleteDestination(key, socket(name).into()));
         }
     }
 
@@ -240,7 +250,8 @@ impl<'a> World<'a> {
     pub(crate) fn introduce(&mut self, name: char, weight: u32) {
         self.endpoints.insert(name, (weight, 0));
         for key in self.keys() {
-            self.apply(Op::AddDestination(key, destination(name, weight, 0)));
+            self.balancer
+                .apply(Op::AddDestination(key, destination(name, weight, 0)));
         }
     }
 
@@ -254,7 +265,7 @@ impl<'a> World<'a> {
                 service.timeout_secs = seconds;
             }
             self.frontends[index].service = service;
-            self.apply(Op::SetService(service));
+            self.balancer.apply(Op::SetService(service));
         }
     }
 
@@ -263,13 +274,7 @@ impl<'a> World<'a> {
         frontends.map(|frontend| frontend.service.key).collect()
     }
 
-    fn apply(&mut self, op: Op) {
-        for outcome in self.dataplane.apply(&[op]) {
-            outcome.unwrap();
-        }
-    }
-
-    /// Returns the connections of each endpoint: active/inactive, as the dataplane reports them.
+    /// Returns the connections of each endpoint: active/inactive, as the balancer reports them.
     fn counts(&mut self, index: usize) -> String {
         let mut text = String::new();
         for (name, counts) in self.connections_of(index) {
@@ -281,14 +286,10 @@ impl<'a> World<'a> {
 
     fn connections_of(&mut self, index: usize) -> BTreeMap<char, (u32, u32)> {
         let key = self.frontends[index].service.key;
-        let counted = self.dataplane.virtual_server(&key).unwrap().unwrap();
-        let destinations = counted.server.destinations.iter();
-        let names = destinations.map(|it| name_of(it.key.address));
-        let counts = counted
-            .connections
-            .iter()
-            .map(|it| (it.active, it.inactive));
-        names.zip(counts).collect()
+        let found = self.balancer.connections(&key).into_iter();
+        found
+            .map(|(address, counts)| (name_of(address), counts))
+            .collect()
     }
 }
 

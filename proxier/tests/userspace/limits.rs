@@ -1,12 +1,11 @@
 //! The process has no descriptor left; options of annotations; the page of metrics.
 
-use ipvs_netlink as ipvs;
-use proxier::testing::dataplane::ipvs::Kernel as _;
 use proxier::testing::dataplane::userspace::Userspace;
-use proxier::testing::op::Op;
+use proxier::testing::sync::Proxier;
 use relay::{InsideClients, RelayLimits};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
+use super::in_process::{config, events, service};
 use super::*;
 
 /// Sets the number of descriptors that the process may have.
@@ -116,15 +115,10 @@ impl Log {
     }
 }
 
-/// The Op that adds the frontend with this number, and the one that deletes it.
-fn frontend(number: u8, port: u16) -> [Op; 2] {
-    let key = ipvs::ServiceKey::Address {
-        protocol: ipvs::Protocol::Tcp,
-        address: [127, 79, 0, number].into(),
-        port,
-    };
-    let service = ipvs::Service::new(key, "rr".parse().unwrap());
-    [Op::AddService(service), Op::DeleteService(key)]
+/// Returns the manifests of this number of Services with one frontend each.
+fn frontends(count: u8, port: u16) -> String {
+    let service = |number| service(&format!("s-{number}"), &format!("127.79.0.{number}"), port);
+    (0..count).map(service).collect()
 }
 
 #[test]
@@ -142,13 +136,19 @@ fn the_limit_of_frontends_is_said_before_it_is_hit_and_once_each_time() {
         files: 100,
         ..RelayLimits::default()
     };
-    let mut userspace = Userspace::start(limits, InsideClients::default()).unwrap();
-    let mut apply = |op: Op| userspace.apply(&[op]).remove(0);
-    let port = unused_port();
-    let frontend = |number| frontend(number, port);
+    let userspace = Userspace::start(limits, InsideClients::default()).unwrap();
+    let mut proxier = Proxier::of(userspace, config());
+    let (port, mut now) = (unused_port(), Duration::ZERO);
+    // Returns the failures.
+    let mut serve = |count: u8| -> Vec<String> {
+        proxier.receive(events(&frontends(count, port)));
+        now += Duration::from_millis(1);
+        let applied = proxier.sync(now).unwrap();
+        applied.failures().map(ToString::to_string).collect()
+    };
     for warned_at in [53, 53] {
         for number in 0..66 {
-            apply(frontend(number)[0]).unwrap();
+            assert_eq!(serve(number + 1), [""; 0]);
             let lines = log.take();
             // Fewer than a fifth, 13, are left.
             assert_eq!(
@@ -168,19 +168,16 @@ fn the_limit_of_frontends_is_said_before_it_is_hit_and_once_each_time() {
                 }
             }
         }
-        let refused = apply(frontend(66)[0]).unwrap_err();
-        assert!(refused.message.contains("100 files"), "{}", refused.message);
+        let refused = serve(67);
+        assert!(
+            refused.len() == 1 && refused[0].contains("100 files"),
+            "{refused:?}"
+        );
         // A few that come and go at the limit are no news.
-        for number in 50..66 {
-            apply(frontend(number)[1]).unwrap();
-        }
-        for number in 50..66 {
-            apply(frontend(number)[0]).unwrap();
-        }
+        assert_eq!(serve(50), [""; 0]);
+        assert_eq!(serve(66), [""; 0]);
         assert_eq!(log.take(), [""; 0]);
-        for number in 0..66 {
-            apply(frontend(number)[1]).unwrap();
-        }
+        assert_eq!(serve(0), [""; 0]);
         // The first one after a fifth of all became free ends the silence.
         assert_eq!(log.take(), [""; 0]);
     }

@@ -1,19 +1,18 @@
 //! 5,000 Services with 50,000 endpoints, and the cost of one change among them.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::sync::LazyLock;
 
-use ipvs_netlink as ipvs;
-use proxier::testing::dataplane::ipvs::Kernel as _;
 use proxier::testing::dataplane::userspace::Userspace;
-use proxier::testing::op::Op;
+use proxier::testing::store::Event;
 use relay::{InsideClients, RelayLimits};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::in_process::{Node, events, service, slice_event};
 use super::*;
 
 const SERVICES: u16 = 5_000;
-const ENDPOINTS: u16 = 10;
+const ENDPOINTS: u8 = 10;
 
 /// The processor time of an added endpoint in a round with IPVS (SPECIFICATION.md, "A change takes").
 const WITH_IPVS: Duration = Duration::from_micros(70);
@@ -21,87 +20,93 @@ const WITH_IPVS: Duration = Duration::from_micros(70);
 /// The port of all Services.
 static PORT: LazyLock<u16> = LazyLock::new(unused_port);
 
-fn key(number: u16) -> ipvs::ServiceKey {
+fn address(number: u16) -> Ipv4Addr {
     let [high, low] = number.to_be_bytes();
-    ipvs::ServiceKey::Address {
-        protocol: ipvs::Protocol::Tcp,
-        address: Ipv4Addr::new(127, 77, high, low).into(),
-        port: *PORT,
-    }
+    Ipv4Addr::new(127, 77, high, low)
 }
 
-fn destination(service: u16, number: u16) -> ipvs::Destination {
+/// Returns the manifest of the endpoints of a Service.
+fn slice(service: u16, port: u16, addresses: &[Ipv4Addr]) -> String {
+    let endpoints = addresses.iter();
+    let endpoints =
+        endpoints.map(|it| format!("{{addresses: [{it}], conditions: {{ready: true}}}}, "));
+    format!(
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+         metadata: {{name: s-{service}, namespace: default, labels: {{kubernetes.io/service-name: s-{service}}}}}\n\
+         addressType: IPv4\nports: [{{name: p, protocol: TCP, port: {port}}}]\nendpoints: [{}]\n---\n",
+        endpoints.collect::<String>()
+    )
+}
+
+/// Returns the manifest of this number of endpoints, which do not answer.
+fn silent(service: u16, endpoints: u8) -> String {
     let [high, low] = service.to_be_bytes();
-    let address = SocketAddr::from(([127, 78, high, low], 1_000 + number));
-    ipvs::Destination::new(address.into(), 1)
+    let address = |number| Ipv4Addr::new(127, 80 + number, high, low);
+    slice(
+        service,
+        1_000,
+        &(0..endpoints).map(address).collect::<Vec<_>>(),
+    )
 }
 
 /// Returns a relay with this number of Services.
-fn userspace(services: u16) -> Userspace {
+fn node(services: u16) -> Node {
     let limits = RelayLimits {
         workers: 2,
         ..RelayLimits::default()
     };
-    let mut userspace = Userspace::start(limits, InsideClients::default()).unwrap();
+    let mut text = String::new();
     for number in 0..services {
-        let service = ipvs::Service::new(key(number), "wlc".parse().unwrap());
-        let mut ops = vec![Op::AddService(service)];
-        let endpoints = (0..ENDPOINTS).map(|endpoint| destination(number, endpoint));
-        ops.extend(endpoints.map(|endpoint| Op::AddDestination(key(number), endpoint)));
-        for outcome in userspace.apply(&ops) {
-            outcome.unwrap();
-        }
+        let at = address(number).to_string();
+        text += &service(&format!("s-{number}"), &at, *PORT);
+        text += &silent(number, ENDPOINTS);
     }
-    userspace
+    let mut node = Node::new(Userspace::start(limits, InsideClients::default()).unwrap());
+    let serve = node.plan(events(&text));
+    let start = Instant::now();
+    serve();
+    eprintln!("{services} Services listen after {:?}", start.elapsed());
+    node
 }
 
-/// Returns the processor time to add and remove an endpoint, in the fastest of ten batches: interrupts of the
-/// kernel are counted too.
-fn cost_of_change(userspace: &mut Userspace, service: u16) -> Duration {
-    let batches = (0..10).map(|_| cost_of_batch(userspace, service));
+/// Returns the processor time to add and remove an endpoint, beyond the plan, in the fastest of ten batches: interrupts
+/// of the kernel are counted too.
+fn cost_of_change(node: &mut Node, service: u16) -> Duration {
+    let few = slice_event(&silent(service, ENDPOINTS));
+    let more = slice_event(&silent(service, ENDPOINTS + 1));
+    let batches = (0..10).map(|_| cost_of_batch(node, [&more, &few]));
     batches.min().unwrap()
 }
 
-fn cost_of_batch(userspace: &mut Userspace, service: u16) -> Duration {
+fn cost_of_batch(node: &mut Node, events: [&Event; 2]) -> Duration {
     const ROUNDS: u32 = 50;
     let now = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
-    let start = now();
+    let mut spent = Duration::ZERO;
     for _ in 0..ROUNDS {
-        let added = destination(service, ENDPOINTS);
-        let ops = [
-            Op::AddDestination(key(service), added),
-            Op::DeleteDestination(key(service), added.key),
-        ];
-        for outcome in userspace.apply(&ops) {
-            outcome.unwrap();
+        for event in events {
+            let serve = node.plan([event.clone()]);
+            let start = now();
+            serve();
+            spent += now() - start;
         }
     }
-    (now() - start) / ROUNDS
+    spent / ROUNDS
 }
 
 #[test]
 fn five_thousand_services_listen_and_a_change_costs_what_it_changes() {
-    let start = Instant::now();
-    let mut large = userspace(SERVICES);
-    eprintln!("listening after {:?}", start.elapsed());
+    let mut large = node(SERVICES);
     // A real endpoint behind the last Service.
     let (last, port) = (SERVICES - 1, endpoint());
-    let real = ipvs::Destination::new(SocketAddr::from(([127, 0, 0, 1], port)).into(), 1_000);
-    let [high, low] = last.to_be_bytes();
-    let mut ops = vec![Op::AddDestination(key(last), real)];
-    let fake = (0..ENDPOINTS).map(|number| destination(last, number).key);
-    ops.extend(fake.map(|endpoint| Op::DeleteDestination(key(last), endpoint)));
-    for outcome in large.apply(&ops) {
-        outcome.unwrap();
-    }
-    let mut stream = TcpStream::connect((Ipv4Addr::new(127, 77, high, low), *PORT)).unwrap();
+    large.plan([slice_event(&slice(last, port, &[Ipv4Addr::LOCALHOST]))])();
+    let mut stream = TcpStream::connect((address(last), *PORT)).unwrap();
     assert_eq!(ask(&mut stream).unwrap(), port);
 
     let among_many = cost_of_change(&mut large, SERVICES / 2);
-    large.stop(Duration::ZERO);
-    let mut small = userspace(50);
+    large.dataplane.stop(Duration::ZERO);
+    let mut small = node(50);
     let among_few = cost_of_change(&mut small, 25);
-    small.stop(Duration::ZERO);
+    small.dataplane.stop(Duration::ZERO);
     eprintln!(
         "an endpoint added and removed: {among_few:?} among 50 Services, {among_many:?} among 5,000"
     );
