@@ -527,7 +527,7 @@ fn drain_time(planned: Planned<'_>, frontend: &Frontend, owner: &ServicePortName
     // While the address stays local, this node cannot reach the machine that has it.
     let is_elsewhere = (planned.planner).is_elsewhere(&frontend.address, &owner.service);
     if frontend.protocol == Protocol::Tcp && !is_elsewhere {
-        plan::drain(&service, planned.config())
+        plan::drain(service, planned.config())
     } else {
         Duration::ZERO
     }

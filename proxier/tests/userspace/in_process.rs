@@ -33,7 +33,7 @@ pub(crate) fn events(manifest: &str) -> Vec<Event> {
 /// Returns the event of the one EndpointSlice in a manifest.
 pub(crate) fn slice_event(manifest: &str) -> Event {
     let slice = events(manifest).into_iter().find_map(|event| match event {
-        Event::EndpointSlices(Update::Reset(all)) => all.iter().next(),
+        Event::EndpointSlices(Update::Reset(all)) => all.first().cloned(),
         _ => None,
     });
     Event::EndpointSlices(Update::Apply(slice.unwrap()))
