@@ -26,9 +26,7 @@ use crate::cluster::model::{Protocol, ServicePortName};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::plan::frontend::Frontend;
-use crate::plan::{
-    self, Capabilities, Changed, Desired, FrontendKind, FrontendPlan, Machine, RelayAbilities,
-};
+use crate::plan::{self, Capabilities, Changed, Desired, FrontendPlan, Machine, RelayAbilities};
 use crate::util::timer::Timer;
 
 mod addresses;
@@ -304,15 +302,8 @@ impl Dataplane for Userspace {
             );
             pools.for_each(|(_, pool)| pool.endpoints.forget_clients(now));
         }
-        let node_ports = self.served.iter().filter(|(frontend, _)| {
-            let plan = planned.desired().frontends.get(frontend);
-            plan.is_some_and(|plan| plan.profile.kind == FrontendKind::NodePort)
-                && machine.addresses.contains(&frontend.address)
-        });
-        self.capabilities.node_port_addresses = match snapshot.node() {
-            Some(_) => BTreeSet::new(),
-            None => node_ports.map(|(frontend, _)| frontend.address).collect(),
-        };
+        let served = self.served.keys().map(|it| (it.address, it.port));
+        self.capabilities.node_port_addresses = planned.earlier_node_ports(served);
         // Those whose Service is deleted end at once.
         let is_orphan = |frontend: &&Frontend| {
             let served = self.served.get(frontend);
