@@ -32,6 +32,8 @@ mod ledger;
 mod mark_chains;
 #[path = "survival/metrics.rs"]
 mod metrics;
+#[path = "survival/migration.rs"]
+mod migration;
 #[path = "survival/monitoring.rs"]
 mod monitoring;
 #[path = "survival/neighbours.rs"]
