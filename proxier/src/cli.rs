@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use nftables::RulesClient;
 
 use crate::cli::config::{NodeSettings, Resolved};
 use crate::cluster::model::Cidr;
+use crate::dataplane::ipvs::filter;
 use crate::dataplane::ipvs::ledger::{LedgerFile, LedgerLock, LockError};
 use crate::dataplane::ipvs::linux::Linux;
 use crate::plan::{self, PlanConfig};
@@ -258,6 +260,11 @@ struct StateFlags {
 }
 
 impl StateFlags {
+    /// Returns whether the ledger or the packet rules show that an earlier process programmed IPVS.
+    fn shows_ipvs(&self) -> anyhow::Result<bool> {
+        Ok(self.state_file.exists() || RulesClient::open(filter::TABLE)?.exists()?)
+    }
+
     fn file(&self) -> LedgerFile {
         LedgerFile::new(&self.state_file)
     }

@@ -223,6 +223,14 @@ impl<D: Dataplane> Proxier<D> {
         }
     }
 
+    /// Reads the kernel and returns the changes that a round would make. Writes nothing.
+    ///
+    /// # Errors
+    /// If the kernel cannot be read.
+    pub fn changes(&mut self, now: Duration) -> Result<D::Changes, Failure> {
+        self.prepare(Extent::All, now)
+    }
+
     /// Reads the kernel back and repairs every difference from the plan.
     ///
     /// # Errors
@@ -294,7 +302,7 @@ impl<K: Kernel> Proxier<Ipvs<K>> {
     /// If the kernel cannot be read.
     pub fn preview(&mut self, now: Duration) -> Result<Preview, Failure> {
         Ok(Preview {
-            ops: self.prepare(Extent::All, now)?.ops.iter().collect(),
+            ops: self.changes(now)?.ops.iter().collect(),
             changes_rules: self.filter().is_some_and(|filter| !filter.is_in_step()),
         })
     }

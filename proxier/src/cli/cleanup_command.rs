@@ -14,6 +14,7 @@ use std::iter;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use ::nftables::RulesClient;
 use clap::{Args, ValueEnum};
 
 use super::{DurationFlag, ExcludeFlags, ServiceAddressesFlag, StateFlags, print};
@@ -25,6 +26,7 @@ use crate::dataplane::ipvs::ledger::LedgerLock;
 use crate::dataplane::ipvs::linux::Linux;
 use crate::dataplane::ipvs::op::{AddressForm, Op};
 use crate::dataplane::ipvs::{Ipvs, Kernel as _, NamedOp};
+use crate::dataplane::nftables;
 use crate::host::namespace_lock::NamespaceLock;
 use crate::host::predecessor::{LeftoverClient, MarkChainUse, signs};
 use crate::host::{self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments};
@@ -136,12 +138,27 @@ pub(super) enum CleanupScope {
 
 impl Flags {
     pub(super) fn run(self, scope: CleanupScope) -> anyhow::Result<ExitCode> {
+        let has_ipvs = match Linux::open(ServiceAddresses::Loopback) {
+            Ok(_) => true,
+            Err(failure) if self.state.shows_ipvs()? => return Err(failure.into()),
+            // Then only the dataplane nftables can have left anything.
+            Err(_) => false,
+        };
         if self.dry_run.dry_run {
-            return Cleanup::open(&self, scope)?.preview();
+            if has_ipvs {
+                return Cleanup::open(&self, scope)?.preview();
+            }
+            print(&our_tables()?.join("\n"))?;
+            return Ok(ExitCode::SUCCESS);
         }
         let lock = self.state.lock()?;
         let _namespace = NamespaceLock::acquire()?;
-        Cleanup::open(&self, scope)?.remove(lock)
+        if has_ipvs {
+            return Cleanup::open(&self, scope)?.remove(lock);
+        }
+        remove_maps()?;
+        OtherRules::open()?.remove()?;
+        Ok(ExitCode::SUCCESS)
     }
 }
 
@@ -150,9 +167,7 @@ struct Cleanup<'a> {
     flags: &'a Flags,
     scope: CleanupScope,
     proxier: Proxier<Ipvs<Linux>>,
-    foreign_chains: ForeignChains,
-    mark_chains: MarkChains,
-    answer_path: AnswerPath,
+    others: OtherRules,
     leftovers: LeftoverClient,
     /// Whether kube-proxy uses the virtual servers and the carrier again.
     has_successor: bool,
@@ -192,19 +207,11 @@ impl<'a> Cleanup<'a> {
                 .collect::<Result<_, _>>()?,
             false => flags.exclude.ipvs_exclude_cidrs.clone(),
         };
-        // Rules are recognised by their comments, so the treatments and the mark are irrelevant.
-        let treatments = Treatments {
-            answers: Treatment::Warn,
-            frontends: Treatment::Warn,
-            frontend_mark: 0,
-        };
         Ok(Self {
             flags,
             scope,
             proxier: Proxier::new(linux, config, flags.state.file())?.excluding(excluded),
-            foreign_chains: ForeignChains::open(treatments)?,
-            mark_chains: MarkChains::open(0)?,
-            answer_path: AnswerPath::open()?,
+            others: OtherRules::open()?,
             leftovers,
             has_successor,
             has_traces,
@@ -218,17 +225,13 @@ impl<'a> Cleanup<'a> {
         let (wanted, owned) = (self.proxier.wanted(), self.proxier.ledger().owned());
         let named = ops.iter().map(|op| NamedOp::new(op, wanted, owned));
         lines.extend(named.map(|op| op.to_string()));
-        let answers = self.answer_path.find()?;
-        let ours = |table: &TableName| table.name == filter::TABLE;
-        let chains = host::list_chains()?;
-        let tables: BTreeSet<TableName> = chains.iter().map(|chain| chain.table()).collect();
-        let tables = tables.iter().filter(|table| ours(table));
-        lines.extend(tables.map(|table| format!("delete {table}")));
+        let answers = self.others.answer_path.find()?;
+        lines.extend(our_tables()?);
         lines.extend(answers.lines().iter().map(|line| format!("delete {line}")));
-        for chain in self.foreign_chains.with_rules()? {
+        for chain in self.others.foreign_chains.with_rules()? {
             lines.push(format!("delete our accept rule from {chain}"));
         }
-        for chain in self.mark_chains.with_rules()? {
+        for chain in self.others.mark_chains.with_rules()? {
             lines.push(format!("delete {chain}"));
         }
         let state = &self.flags.state.state_file;
@@ -325,24 +328,9 @@ impl<'a> Cleanup<'a> {
 
     /// Removes our packet rules.
     fn remove_rules(&mut self) -> anyhow::Result<()> {
+        remove_maps()?;
         self.proxier.kernel().delete_rules()?;
-        for line in self.answer_path.remove()?.lines() {
-            tracing::info!("removed {line}");
-        }
-        for chain in self.foreign_chains.remove_rules()? {
-            tracing::info!("removed our accept rule from {chain}");
-        }
-        for (chain, removal) in self.mark_chains.remove()? {
-            match removal {
-                Removal::NotOurs => {}
-                Removal::Removed => tracing::info!("removed {chain}"),
-                Removal::InUse => tracing::warn!(
-                    "{chain} stays: a rule of another program jumps to it; it sets the masquerade bit, \
-                     and no rule of this program masquerades any more"
-                ),
-            }
-        }
-        Ok(())
+        self.others.remove()
     }
 
     /// Returns a failure if virtual servers are left, because without the ledger some of them may be ours.
@@ -363,5 +351,67 @@ impl<'a> Cleanup<'a> {
             if left.len() > SAMPLES { ", .." } else { "" },
         );
         Ok(ExitCode::FAILURE)
+    }
+}
+
+/// Returns a line for each table of ours.
+fn our_tables() -> anyhow::Result<Vec<String>> {
+    let names = [filter::TABLE, nftables::TABLE];
+    let chains = host::list_chains()?;
+    let tables: BTreeSet<TableName> = chains.iter().map(|chain| chain.table()).collect();
+    let ours = tables.iter().filter(|table| names.contains(&&*table.name));
+    Ok(ours.map(|table| format!("delete {table}")).collect())
+}
+
+/// Deletes the table of the dataplane nftables.
+fn remove_maps() -> anyhow::Result<()> {
+    let mut client = RulesClient::open(nftables::TABLE)?;
+    if client.exists()? {
+        client.delete()?;
+        tracing::info!("removed table inet {}", nftables::TABLE);
+    }
+    Ok(())
+}
+
+/// What this program adds to the kernel whichever dataplane serves.
+struct OtherRules {
+    foreign_chains: ForeignChains,
+    mark_chains: MarkChains,
+    answer_path: AnswerPath,
+}
+
+impl OtherRules {
+    fn open() -> anyhow::Result<Self> {
+        // Rules are recognised by their comments, so the treatments and the mark are irrelevant.
+        let treatments = Treatments {
+            answers: Treatment::Warn,
+            frontends: Treatment::Warn,
+            frontend_mark: 0,
+        };
+        Ok(Self {
+            foreign_chains: ForeignChains::open(treatments)?,
+            mark_chains: MarkChains::open(0)?,
+            answer_path: AnswerPath::open()?,
+        })
+    }
+
+    fn remove(&mut self) -> anyhow::Result<()> {
+        for line in self.answer_path.remove()?.lines() {
+            tracing::info!("removed {line}");
+        }
+        for chain in self.foreign_chains.remove_rules()? {
+            tracing::info!("removed our accept rule from {chain}");
+        }
+        for (chain, removal) in self.mark_chains.remove()? {
+            match removal {
+                Removal::NotOurs => {}
+                Removal::Removed => tracing::info!("removed {chain}"),
+                Removal::InUse => tracing::warn!(
+                    "{chain} stays: a rule of another program jumps to it; it sets the masquerade bit, \
+                     and no rule of this program masquerades any more"
+                ),
+            }
+        }
+        Ok(())
     }
 }

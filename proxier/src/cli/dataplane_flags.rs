@@ -50,6 +50,31 @@ enum DataplaneFlag {
     Userspace,
 }
 
+/// The flag about the dataplane of `plan`.
+#[derive(Args, Debug)]
+pub(super) struct PlannedDataplaneFlag {
+    /// The dataplane whose changes are printed [default: nftables if --proxy-mode or the configuration file says so,
+    /// otherwise ipvs].
+    #[arg(long, value_enum, value_name = "HOW")]
+    dataplane: Option<KernelDataplane>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum KernelDataplane {
+    /// The kernel's IPVS.
+    Ipvs,
+    /// Maps of nftables alone.
+    Nftables,
+}
+
+impl PlannedDataplaneFlag {
+    /// Returns whether the dataplane is nftables.
+    pub(super) fn is_nftables(&self, settings: &NodeSettings) -> bool {
+        let chosen = self.dataplane.map(|it| it == KernelDataplane::Nftables);
+        chosen.unwrap_or(settings.is_nftables)
+    }
+}
+
 /// The kind of a dataplane. It decides which addresses are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DataplaneKind {

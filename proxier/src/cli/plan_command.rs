@@ -7,13 +7,15 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::dataplane_flags::DataplaneKind;
+use super::dataplane_flags::{DataplaneKind, PlannedDataplaneFlag};
 use super::empty_kernel::EmptyKernel;
 use super::{NodeFlags, Setup, StateFlags, json, print};
 use crate::daemon::{Daemon, Periods};
 use crate::dataplane::ipvs::filter;
 use crate::dataplane::ipvs::ledger::LedgerFile;
 use crate::dataplane::ipvs::{Ipvs, Kernel, NamedOp};
+use crate::dataplane::nftables::{self, Nftables};
+use crate::dataplane::{Applied, Dataplane};
 use crate::explain::report::{self, JsonChanges, JsonFindings, JsonReport};
 use crate::explain::shadow::{Compared, Comparison};
 use crate::reconcile::{Preview, Proxier};
@@ -28,6 +30,9 @@ pub(super) struct Flags {
 
     #[command(flatten)]
     state: StateFlags,
+
+    #[command(flatten)]
+    dataplane: PlannedDataplaneFlag,
 
     /// State to compare the plan with.
     #[arg(long, value_enum, default_value_t)]
@@ -82,6 +87,9 @@ impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let (_, settings) = self.node.resolve()?;
         let mut setup = self.node.setup(settings)?;
+        if self.dataplane.is_nftables(&setup.settings) {
+            return self.print_nftables(&setup);
+        }
         setup.plan.service_addresses = self.node.local_addresses()?;
         anyhow::ensure!(
             !self.audit || self.against == Against::Kernel,
@@ -101,12 +109,12 @@ impl Flags {
                     "the kernel's table cannot be read, which needs CAP_NET_ADMIN in the initial user \
                      namespace; --against=empty needs no privilege",
                 )?;
-                self.print(self.proxier(&setup, linux, self.state.file())?)
+                self.print(self.ipvs(&setup, linux, self.state.file())?)
             }
             Against::Empty => {
                 // An empty kernel has no virtual server that a ledger could name.
                 let ledger = LedgerFile::new("/nonexistent");
-                let mut proxier = self.proxier(&setup, EmptyKernel::default(), ledger)?;
+                let mut proxier = self.ipvs(&setup, EmptyKernel::default(), ledger)?;
                 // Node ports and preferred sources need addresses of the machine. Those of the Node object
                 // replace them.
                 let node = proxier.snapshot().node();
@@ -117,19 +125,29 @@ impl Flags {
         }
     }
 
-    /// Returns a proxier after it received its complete input.
-    fn proxier<K: Kernel>(
+    fn ipvs<K: Kernel>(
         &self,
         setup: &Setup,
-        dataplane: K,
+        kernel: K,
         ledger: LedgerFile,
     ) -> anyhow::Result<Proxier<Ipvs<K>>> {
-        let proxier = Proxier::new(dataplane, setup.plan.clone(), ledger)?
+        let ipvs = Ipvs::new(kernel, ledger)?
             .filtering(self.node.packets.config(&setup.settings)?)
-            .excluding(setup.settings.exclude.clone())
+            .excluding(setup.settings.exclude.clone());
+        self.proxier(setup, ipvs, DataplaneKind::Ipvs)
+    }
+
+    /// Returns a proxier after it received its complete input.
+    fn proxier<D: Dataplane>(
+        &self,
+        setup: &Setup,
+        dataplane: D,
+        kind: DataplaneKind,
+    ) -> anyhow::Result<Proxier<D>> {
+        let proxier = Proxier::of(dataplane, setup.plan.clone())
             .ignoring_external_ips(setup.settings.ignores_external_ips);
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
-        let watch = setup.follow(&self.node.source, DataplaneKind::Ipvs, (None, sender))?;
+        let watch = setup.follow(&self.node.source, kind, (None, sender))?;
         // A daemon that only listens: its gate decides when the input is complete, as for `run`.
         let mut daemon = Daemon::new(proxier, Periods::default(), watch);
         anyhow::ensure!(
@@ -144,6 +162,51 @@ impl Flags {
             problems(&proxier)
         );
         Ok(proxier)
+    }
+
+    /// Prints the changes of the table of maps.
+    fn print_nftables(&self, setup: &Setup) -> anyhow::Result<ExitCode> {
+        anyhow::ensure!(
+            self.against == Against::Kernel && !self.audit,
+            "with the dataplane nftables, only the kernel's table can be compared, and without --audit"
+        );
+        self.node.ensure_no_local_addresses()?;
+        let packets = self.node.packets.config(&setup.settings)?;
+        let dataplane = Nftables::open(packets, &self.node.yield_devices)?;
+        let mut proxier = self.proxier(setup, dataplane, DataplaneKind::Nftables)?;
+        let applied = Applied {
+            changes: proxier.changes(clock::since_boot())?,
+            ..Applied::default()
+        };
+        let mut lines = Vec::new();
+        (proxier.dataplane()).report(proxier.planned(), &applied, &mut |change| {
+            lines.push(change.line.to_string());
+        });
+        let problems = proxier.problems();
+        if self.output != PlanOutput::Json {
+            for problem in &problems {
+                tracing::warn!("{problem}");
+            }
+        }
+        let has_changes = !lines.is_empty();
+        print(&match self.output {
+            PlanOutput::Text | PlanOutput::Ops => {
+                lines.iter().map(|line| format!("{line}\n")).collect()
+            }
+            PlanOutput::Nft => {
+                let table = proxier.dataplane().table();
+                table.map_or_else(String::new, |it| it.named(nftables::TABLE).to_string())
+            }
+            PlanOutput::Json => json(&serde_json::json!({
+                "changes": lines,
+                "problems": problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            }))?,
+        })?;
+        Ok(if has_changes {
+            ExitCode::from(CHANGES)
+        } else {
+            ExitCode::SUCCESS
+        })
     }
 
     fn print<K: Kernel>(&self, mut proxier: Proxier<Ipvs<K>>) -> anyhow::Result<ExitCode> {
@@ -212,7 +275,7 @@ fn nft<K: Kernel>(proxier: &Proxier<Ipvs<K>>) -> String {
     table.map_or_else(String::new, |table| table.named(filter::TABLE).to_string())
 }
 
-fn problems<K: Kernel>(proxier: &Proxier<Ipvs<K>>) -> String {
+fn problems<D: Dataplane>(proxier: &Proxier<D>) -> String {
     let problems = proxier.problems();
     let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
     lines.join("; ")

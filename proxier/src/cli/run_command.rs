@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::SystemTime;
 
-use ::nftables::RulesClient;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use ipvs_netlink::Timeouts;
@@ -283,8 +282,7 @@ impl Flags {
         plan: &PlanConfig,
         packets: FilterConfig,
     ) -> anyhow::Result<Option<FormerIpvs>> {
-        let has_table = RulesClient::open(filter::TABLE)?.exists()?;
-        if !has_table && !self.state.state_file.exists() {
+        if !self.state.shows_ipvs()? {
             return Ok(None);
         }
         // The only form that needs no device. Addresses of all forms are deleted.

@@ -154,5 +154,28 @@ fn a_restart_with_another_dataplane_loses_no_connection() {
         assert!(!tables.contains("table inet ipvs-proxier\n"), "{tables}");
         assert!(!daemon.ledger().exists());
         ask_all(&cluster, "with nftables alone");
+
+        let flags = ["--dataplane", "nftables", "--cluster-cidr", "10.244.0.0/16"];
+        let plan = |daemon: &Daemon| daemon.command("plan").args(flags).output().unwrap();
+        let same = plan(&daemon);
+        assert!(same.status.success(), "{same:?}");
+        let element = "add element inet ipvs-proxier-maps pingable-4 { 192.0.2.9 }";
+        cluster.node.exec(&["/usr/sbin/nft", element]);
+        daemon.eventually("the foreign element is removed", || {
+            plan(&daemon).status.success()
+        });
+        daemon.terminate();
+        cluster.node.exec(&["/usr/sbin/nft", element]);
+        let changed = plan(&daemon);
+        assert_eq!(changed.status.code(), Some(2), "{changed:?}");
+        let text = String::from_utf8(changed.stdout).unwrap();
+        assert!(
+            text.contains("delete element") && text.contains("192.0.2.9"),
+            "{text}"
+        );
+        let cleanup = daemon.command("cleanup").output().unwrap();
+        assert!(cleanup.status.success(), "{cleanup:?}");
+        let tables = cluster.node.exec(&["/usr/sbin/nft", "list", "tables"]);
+        assert!(!tables.contains("ipvs-proxier"), "{tables}");
     });
 }
