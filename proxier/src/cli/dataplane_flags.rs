@@ -86,6 +86,16 @@ pub(super) enum DataplaneKind {
     Userspace,
 }
 
+impl DataplaneKind {
+    /// Returns the mode of kube-proxy that does the same. It has none that relays.
+    pub(super) fn mode(self) -> &'static str {
+        match self {
+            Self::Ipvs | Self::Userspace => "ipvs",
+            Self::Nftables => "nftables",
+        }
+    }
+}
+
 /// The chosen dataplane.
 pub(super) enum Chosen {
     /// The kernel's IPVS.

@@ -379,7 +379,7 @@ impl Flags {
             return Ok((daemon, code));
         }
         let scraper = self.serve.scraper(exporter, owners);
-        let config = (self.serve).config(setup, resolved, scraper, on_bind_failure);
+        let config = (self.serve).config(setup, (resolved, kind.mode()), scraper, on_bind_failure);
         let _servers = serve::start(config, sources).context("starting the HTTP servers")?;
         daemon.run(&inbox.messages);
         // Relaxed suffices, also below: the message that ended `run` was sent after the flag was

@@ -60,7 +60,7 @@ impl ServeFlags {
     pub(super) fn config(
         &self,
         setup: &Setup,
-        resolved: &Resolved,
+        (resolved, mode): (&Resolved, &'static str),
         scraper: Scraper,
         on_bind_failure: OnBindFailure,
     ) -> ServeConfig {
@@ -74,7 +74,7 @@ impl ServeFlags {
         let kernel = self.healthz_kernel_timeout.map(|flag| flag.0);
         let mut configuration = resolved.to_json();
         // Not the mode in the file: as `/proxyMode`, this names the mode in which the program runs.
-        configuration["mode"] = "ipvs".into();
+        configuration["mode"] = mode.into();
         ServeConfig {
             healthz: settings.servers.healthz,
             metrics: settings.servers.metrics,
@@ -88,6 +88,7 @@ impl ServeFlags {
             },
             process: ProcessInfo {
                 families: families(),
+                mode,
                 started: SystemTime::now(),
                 configz: json!({"kubeproxy.config.k8s.io": configuration}).to_string(),
             },

@@ -57,7 +57,7 @@ pub(super) fn answer(site: Site, request: &Parts, view: &View<'_>) -> Answer {
             ok(TEXT, if is_verbose { PINGED } else { "ok" })
         }
         (Site::Metrics, "/healthz/ping") => ok(TEXT, "ok"),
-        (Site::Metrics, "/proxyMode") => ok(TEXT, "ipvs"),
+        (Site::Metrics, "/proxyMode") => ok(TEXT, view.process.mode),
         (Site::Metrics, "/configz") => ok(JSON, view.process.configz.clone()),
         (Site::Metrics, "/statusz") => statusz::answer(request, view),
         (Site::HealthPort { family, .. }, _) => health_port(family, view),
@@ -174,6 +174,7 @@ mod tests {
     fn get(site: Site, path: &str, facts: &Facts, check: Option<HealthCheck>) -> String {
         let process = ProcessInfo {
             families: vec![Family::V4, Family::V6],
+            mode: "ipvs",
             started: at(0),
             configz: "{}".to_owned(),
         };

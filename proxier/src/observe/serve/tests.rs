@@ -85,6 +85,7 @@ fn node(
         },
         process: ProcessInfo {
             families: vec![Family::V4],
+            mode: "ipvs",
             started: SystemTime::now(),
             configz: "{}".to_owned(),
         },

@@ -24,6 +24,8 @@ const UPKEEP_PAUSE: Duration = Duration::from_secs(5);
 pub(crate) struct ProcessInfo {
     /// The families that it serves.
     pub(crate) families: Vec<Family>,
+    /// The mode, in kube-proxy's words, for `/proxyMode`.
+    pub(crate) mode: &'static str,
     /// The start of the process.
     pub(crate) started: SystemTime,
     /// The body of `/configz`: the configuration as one JSON object.
