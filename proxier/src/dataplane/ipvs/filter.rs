@@ -70,6 +70,7 @@ pub(crate) use config::{NodeFacts, unknown_pods};
 
 use guards::Guards;
 use names::{HAIRPIN, HEALTH_CHECK_PORTS};
+pub(crate) use nat::masquerade_ports;
 use part::{Changes, Part, Parts};
 use view::{Subjects, View, has_rules};
 

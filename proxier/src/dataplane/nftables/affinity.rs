@@ -11,8 +11,8 @@ use super::{FAMILIES, ServiceTable};
 use crate::plan::frontend::Frontend;
 
 impl ServiceTable {
-    /// If an endpoint left a frontend with session affinity, makes the kernel forget its clients: until then they are
-    /// sent to it.
+    /// If an endpoint left a frontend with session affinity, for all clients or for those outside the cluster, makes the
+    /// kernel forget its clients: until then they are sent to it.
     ///
     /// # Cost
     /// A dump of all clients of frontends with session affinity.
@@ -33,11 +33,13 @@ impl ServiceTable {
                 frontend(key).is_some_and(|frontend| {
                     let serving = serving.entry(frontend);
                     let serving = serving.or_insert_with(|| Present::of(self.table(), &frontend));
-                    !serving.has(endpoint)
+                    let withdrawn = self.withdrawn.get(&frontend);
+                    !serving.has(endpoint) || withdrawn.is_some_and(|it| it.contains(&endpoint))
                 })
             })?;
         }
         self.must_forget = false;
+        self.withdrawn.clear();
         Ok(())
     }
 }

@@ -13,7 +13,9 @@ use super::pick::{PREPARED, Pick};
 use super::slots::Draw;
 use super::{FAMILIES, parts};
 use crate::cluster::model::{Cidr, Family, Networks, Protocol};
-use crate::dataplane::ipvs::filter::{FilterConfig, LocalMode, MarkBit, NodeFacts};
+use crate::dataplane::ipvs::filter::{
+    FilterConfig, LocalMode, MarkBit, NodeFacts, masquerade_ports,
+};
 
 /// After connection tracking (-200), and before destination NAT.
 const BEFORE_NAT: i32 = -110;
@@ -88,7 +90,7 @@ fn sets(table: &mut Table, family: Family) {
     let size = MOST_LEARNED;
     let learned = SetKind::LearnedTargets { family, size };
     table.add_set(Set::new(AFFINITY.of(family), client, learned));
-    for name in [SERVICE_ADDRESSES, PINGABLE] {
+    for name in [SERVICE_ADDRESSES, CLUSTER_IPS, PINGABLE] {
         table.add_set(Set::new(name.of(family), [address], SetKind::Set));
     }
     let pair = [address, address];
@@ -132,10 +134,10 @@ fn dispatching(config: &FilterConfig) -> Vec<Rule> {
     rules
 }
 
-/// Learns endpoints, and rejects connections to service addresses that no frontend took.
+/// Learns endpoints, and rejects connections to cluster IPs that no frontend took.
 fn after() -> Vec<Rule> {
     let translated = rule([Match::Translated.into(), goto(TRANSLATED)]);
-    let refuse = FAMILIES.map(|it| rule([addressed_to(it, SERVICE_ADDRESSES), goto(REFUSE)]));
+    let refuse = FAMILIES.map(|it| rule([addressed_to(it, CLUSTER_IPS), goto(REFUSE)]));
     [translated].into_iter().chain(refuse).collect()
 }
 
@@ -152,7 +154,7 @@ fn translated() -> Vec<Rule> {
 fn postrouting(config: &FilterConfig) -> Vec<Rule> {
     let has_ports = || Match::Protocol([Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into());
     let masquerade = || Statement::Masquerade {
-        ports: 1_024..=u16::MAX,
+        ports: masquerade_ports(&config.node_ports),
     };
     let marked = Match::HasMark(config.masquerade_bit.mark());
     let mut rules = vec![rule([marked.into(), has_ports().into(), masquerade()])];

@@ -211,7 +211,7 @@ fn time(
         (None, Some(service)) if !planned.snapshot.has_service(service) => Duration::ZERO,
         (None, Some(service)) => {
             let service = planned.snapshot.service(service);
-            service.map_or(config.drain, |service| plan::drain(&service, config))
+            service.map_or(config.drain, |service| plan::drain(service, config))
         }
     }
 }

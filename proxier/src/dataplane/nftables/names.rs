@@ -46,6 +46,8 @@ pub(super) const STICKY: PerFamily = per_family!("sticky");
 pub(super) const AFFINITY: PerFamily = per_family!("affinity");
 /// The addresses that belong to Services only.
 pub(super) const SERVICE_ADDRESSES: PerFamily = per_family!("service-addresses");
+/// The cluster IPs. At other service addresses, unlisted ports are those of the machine that has the address.
+pub(super) const CLUSTER_IPS: PerFamily = per_family!("cluster-ips");
 /// The service addresses with endpoints, which answer pings.
 pub(super) const PINGABLE: PerFamily = per_family!("pingable");
 /// Each endpoint on this node, as a pair of equal source and destination addresses.

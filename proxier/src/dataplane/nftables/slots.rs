@@ -1,6 +1,6 @@
 //! The slots of a frontend: which endpoints a number stands for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -71,7 +71,17 @@ impl Present {
 impl Present {
     /// Returns whether all endpoints of these slots are among those of `other`.
     pub(super) fn is_within(&self, other: &Self) -> bool {
-        self.endpoints().all(|endpoint| other.has(endpoint))
+        let others: BTreeSet<SocketAddr> = other.endpoints().collect();
+        self.endpoints().all(|endpoint| others.contains(&endpoint))
+    }
+
+    /// Returns the endpoints that clients outside the cluster may have.
+    pub(super) fn for_outside(&self) -> &[SocketAddr] {
+        if self.outside.is_empty() {
+            &self.first
+        } else {
+            &self.outside
+        }
     }
 
     /// Returns whether one of these slots is of `endpoint`.

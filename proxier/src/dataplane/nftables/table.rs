@@ -1,20 +1,20 @@
 //! The table of this node, which follows the plan.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use nftables::{Command, Element, Key, Match, Rule, SetKind, Statement, Table, Value, Verdict};
 
 use super::chains;
 use super::clients::Clients;
-use super::names::{self, HAIRPIN, HEALTH_CHECK_PORTS, PINGABLE, SERVICE_ADDRESSES};
+use super::names::{self, CLUSTER_IPS, HAIRPIN, HEALTH_CHECK_PORTS, PINGABLE, SERVICE_ADDRESSES};
 use super::parts::{self, Parts};
 use super::slots::Present;
-use crate::cluster::model::{Node, Protocol};
+use crate::cluster::model::Node;
 use crate::dataplane::ipvs::filter::{FilterConfig, NodeFacts};
 use crate::plan::frontend::Frontend;
-use crate::plan::{Availability, Changed, Desired, FrontendPlan};
+use crate::plan::{Access, Availability, Changed, Desired, FrontendPlan, Scope};
 
 #[cfg(test)]
 mod tests;
@@ -33,6 +33,8 @@ pub struct ServiceTable {
     inside: Vec<Match>,
     /// Whether clients with affinity may be led to endpoints that their frontends no longer have.
     pub(super) must_forget: bool,
+    /// The endpoints that serve clients outside the cluster no longer, since the last time that clients were forgotten.
+    pub(super) withdrawn: BTreeMap<Frontend, BTreeSet<SocketAddr>>,
 }
 
 impl ServiceTable {
@@ -44,6 +46,7 @@ impl ServiceTable {
             inside: Clients::on(config, &node).inside(),
             node,
             must_forget: false,
+            withdrawn: BTreeMap::new(),
         }
     }
 
@@ -100,9 +103,14 @@ impl ServiceTable {
         let addresses = frontends.map(|frontend| frontend.address);
         let addresses: BTreeSet<IpAddr> = addresses.chain(changed.addresses.clone()).collect();
         for address in addresses {
-            let is_in = desired.addresses.contains_key(&address) && serves(desired, address);
-            let set = PINGABLE.of(address.into());
-            self.set_member(set, Key::new([address.into()]), is_in, &mut commands);
+            let is_service = desired.addresses.contains_key(&address);
+            let has_any = |is: fn(&Access) -> bool| is_service && has_any(desired, address, is);
+            let serves = has_any(|access| access.endpoints != Availability::None);
+            let is_cluster_ip = has_any(|access| access.scope == Scope::Internal);
+            for (set, is_in) in [(PINGABLE, serves), (CLUSTER_IPS, is_cluster_ip)] {
+                let set = set.of(address.into());
+                self.set_member(set, Key::new([address.into()]), is_in, &mut commands);
+            }
         }
         for &address in &changed.local_endpoints {
             let is_in = desired.local_endpoints.contains(&address);
@@ -165,6 +173,7 @@ impl ServiceTable {
         commands: &mut Vec<Command>,
     ) {
         let present = Present::of(&self.table, &frontend);
+        let of_model = model.map(|model| Present::of(model, &frontend));
         let before = parts::present(&self.table, &frontend, &present);
         let after = match plan {
             Some(plan) => {
@@ -172,15 +181,30 @@ impl ServiceTable {
                     addresses: &self.node.addresses,
                     inside: &self.inside,
                 };
-                let of_model = model.map(|model| Present::of(model, &frontend));
                 Parts::of(&frontend, plan, node, of_model.as_ref().unwrap_or(&present))
             }
             None => Parts::none(frontend.family()),
         };
-        // Also if affinity begins: it may have ended a moment ago, when the frontend had other endpoints.
-        self.must_forget |= parts::is_sticky(&after.own, &frontend)
-            && (!parts::is_sticky(&before, &frontend)
-                || !present.is_within(&Present::of(&after.own, &frontend)));
+        if parts::is_sticky(&after.own, &frontend) {
+            let slots = Present::of(&after.own, &frontend);
+            // Also if affinity begins: it may have ended a moment ago, when the frontend had other endpoints.
+            self.must_forget |= !parts::is_sticky(&before, &frontend) || !present.is_within(&slots);
+            // An endpoint that still serves clients inside is gone for clients outside.
+            let is_split = plan.is_some_and(|plan| plan.inside.is_some());
+            let outside = if is_split {
+                &slots.outside
+            } else {
+                &slots.first
+            };
+            let outside: BTreeSet<&SocketAddr> = outside.iter().collect();
+            let had = of_model.as_ref().unwrap_or(&present).for_outside().iter();
+            let mut withdrawn = had.filter(|it| !outside.contains(it)).peekable();
+            if withdrawn.peek().is_some() {
+                self.must_forget = true;
+                let all = self.withdrawn.entry(frontend).or_default();
+                all.extend(withdrawn);
+            }
+        }
         let first = commands.len();
         // Before the elements that lead to them.
         for chain in after.shared {
@@ -224,16 +248,8 @@ fn everything(desired: &Desired) -> Changed {
     }
 }
 
-/// Returns whether a frontend at `address` has endpoints on any node.
-fn serves(desired: &Desired, address: IpAddr) -> bool {
-    // Frontends are ordered by address first.
-    let first = Frontend {
-        address,
-        protocol: Protocol::Tcp,
-        port: 0,
-    };
-    let there = desired.frontends.range(first..);
-    there
-        .take_while(|(frontend, _)| frontend.address == address)
-        .any(|(_, plan)| plan.profile.access.endpoints != Availability::None)
+/// Returns whether `is` holds for any frontend at `address`.
+fn has_any(desired: &Desired, address: IpAddr, is: fn(&Access) -> bool) -> bool {
+    let mut there = desired.frontends.range(Frontend::range_at(address));
+    there.any(|(_, plan)| is(&plan.profile.access))
 }

@@ -66,7 +66,7 @@ const ENOUGH_PORTS: usize = 28_000;
 
 /// Returns the larger of the two ranges of unprivileged ports that node ports leave free, or all
 /// unprivileged ports if it is too small.
-fn masquerade_ports(node_ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
+pub(crate) fn masquerade_ports(node_ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
     let below = 1024..=node_ports.start().saturating_sub(1);
     let above = node_ports.end().saturating_add(1).max(1024)..=u16::MAX;
     let larger = if below.len() > above.len() {

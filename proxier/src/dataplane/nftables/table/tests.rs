@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::super::slots;
 use super::*;
+use crate::cluster::model::Protocol;
 use crate::cluster::model::{Cidr, Family, Networks, TrafficPolicy};
 use crate::plan::{InsidePlan, Profile, Scope, SelectedEndpoint, example};
 
