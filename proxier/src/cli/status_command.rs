@@ -8,7 +8,9 @@ use serde::Serialize;
 use super::{Output, ServiceAddressesFlag, StateFlags, json, print};
 use crate::dataplane::ipvs::ledger::Ledger;
 use crate::dataplane::ipvs::linux::Linux;
-use crate::explain::report::{JsonReport, KernelTable, table};
+use crate::dataplane::ipvs::observed::LocalAddresses;
+use crate::dataplane::nftables;
+use crate::explain::report::{self, JsonFrontend, JsonReport, KernelTable, table};
 use crate::host::neighbours::{self, Neighbour, Traces};
 use crate::util::clock;
 
@@ -30,26 +32,43 @@ pub(super) struct Flags {
 /// The output of `status --output json`.
 #[derive(Debug, Serialize)]
 struct JsonStatus {
+    /// IPVS, if the kernel has it.
     #[serde(flatten)]
-    kernel: JsonReport,
+    kernel: Option<JsonReport>,
+    /// The dataplane nftables, if its table exists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    maps: Option<Vec<JsonFrontend>>,
     neighbours: Vec<Neighbour>,
 }
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let form = self.service_addresses.local()?;
-        let mut linux = Linux::open(form)?;
-        let ledger = Ledger::open(self.state.file())?;
-        let observed = KernelTable::read(&mut linux, ledger.owned())?;
-        let neighbours = neighbours::recognise(&Traces::read(&observed.local)?, form);
+        let maps = nftables::served()?;
+        let observed = match Linux::open(form) {
+            Ok(mut linux) => {
+                let ledger = Ledger::open(self.state.file())?;
+                let observed = KernelTable::read(&mut linux, ledger.owned())?;
+                Some((observed, ledger))
+            }
+            // A node with the dataplane nftables may lack IPVS.
+            Err(_) if maps.is_some() && !self.state.shows_ipvs()? => None,
+            Err(failure) => return Err(failure.into()),
+        };
+        let nothing = LocalAddresses::default();
+        let local = observed.as_ref().map_or(&nothing, |(it, _)| &it.local);
+        let neighbours = neighbours::recognise(&Traces::read(local)?, form);
         print(&match self.output {
             Output::Json => json(&JsonStatus {
-                kernel: JsonReport::observed(&observed, &ledger),
+                kernel: (observed.as_ref()).map(|(it, ledger)| JsonReport::observed(it, ledger)),
+                maps: maps.as_ref().map(report::json_maps),
                 neighbours,
             })?,
             Output::Text => {
-                let kernel = table(&observed, &ledger, clock::since_boot());
-                kernel + &neighbours::text(&neighbours)
+                let maps = maps.as_ref().map_or_else(String::new, report::maps);
+                let now = clock::since_boot();
+                let ipvs = observed.map(|(it, ledger)| table(&it, &ledger, now));
+                maps + &ipvs.unwrap_or_default() + &neighbours::text(&neighbours)
             }
         })?;
         Ok(ExitCode::SUCCESS)

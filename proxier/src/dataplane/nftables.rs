@@ -55,6 +55,7 @@ mod names;
 mod parts;
 mod pick;
 mod rules;
+mod served;
 mod slots;
 mod table;
 
@@ -64,6 +65,7 @@ pub use changes::{Changes, Content};
 use departures::Departures;
 use names::{ENDPOINTS, EXTERNAL_FRONTENDS};
 use rules::Rules;
+pub(crate) use served::{Served, served};
 use slots::SCHEDULERS;
 pub use table::{ServiceTable, table};
 

@@ -17,8 +17,10 @@ use crate::dataplane::ipvs::ledger::{Drain, Ledger, Owned};
 use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses};
 
 mod comparison;
+mod maps;
 
 pub(crate) use comparison::{JsonChanges, JsonFindings, changes, findings};
+pub(crate) use maps::{JsonFrontend, json_maps, maps};
 
 /// The state of a kernel.
 #[derive(Clone, Debug, Default)]

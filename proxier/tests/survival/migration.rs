@@ -2,7 +2,7 @@
 
 use ipvs_netlink as ipvs;
 use lab::net::{Answer, Cluster, Connection, Host};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::daemon::{Daemon, web};
 use super::{AT_ONCE, POD_B1, POD1, POD2};
@@ -154,6 +154,25 @@ fn a_restart_with_another_dataplane_loses_no_connection() {
         assert!(!tables.contains("table inet ipvs-proxier\n"), "{tables}");
         assert!(!daemon.ledger().exists());
         ask_all(&cluster, "with nftables alone");
+
+        let open = open(&cluster);
+        let mut status = daemon.command("status");
+        let status = status.args(["--output", "json"]).output().unwrap();
+        let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+        let frontends = status["maps"].as_array().unwrap();
+        let is_load_balancer = |it: &&Value| it["address"] == "198.51.100.1";
+        let found = frontends.iter().find(is_load_balancer).unwrap();
+        let endpoints = found["endpoints"].as_array().unwrap();
+        assert!(
+            endpoints.len() == 3 && endpoints.iter().all(|it| it["slots"] == 1),
+            "{found}"
+        );
+        // Two of each client.
+        let connections = endpoints
+            .iter()
+            .map(|it| it["connections"].as_u64().unwrap());
+        assert!(connections.sum::<u64>() >= 6, "{found}");
+        drop(open);
 
         let flags = ["--dataplane", "nftables", "--cluster-cidr", "10.244.0.0/16"];
         let plan = |daemon: &Daemon| daemon.command("plan").args(flags).output().unwrap();

@@ -88,13 +88,26 @@ impl ConntrackClient {
     /// Errors of the socket and of the dump.
     pub fn flows(&mut self, family: Family, protocol: Protocol) -> Result<Vec<Flow>> {
         let mut flows = Vec::new();
+        self.each_flow(family, protocol, |flow| flows.push(flow))?;
+        Ok(flows)
+    }
+
+    /// Calls `each` for every flow of `protocol` between addresses of `family`.
+    ///
+    /// # Errors
+    /// As [`ConntrackClient::flows`].
+    pub fn each_flow(
+        &mut self,
+        family: Family,
+        protocol: Protocol,
+        each: impl FnMut(Flow),
+    ) -> Result<()> {
         let scope = DumpScope {
             family,
             protocol,
             source: None,
         };
-        self.each(scope, |flow| flows.push(flow))?;
-        Ok(flows)
+        self.each(scope, each)
     }
 
     /// Calls `each` for every flow of `scope`.

@@ -26,7 +26,7 @@ pub struct Flow {
 
 impl Flow {
     /// Returns the frontend to which the client sent its packets.
-    pub(super) fn frontend(&self) -> Frontend {
+    pub(crate) fn frontend(&self) -> Frontend {
         Frontend {
             address: self.original.destination.ip(),
             protocol: self.protocol,
