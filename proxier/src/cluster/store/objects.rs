@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::faults::{Faults, FaultyObjects};
 use super::{Parsed, Update};
 use crate::cluster::model::ObjectName;
+use crate::util::packed::pack;
 
 /// The objects of one kind, by name.
 #[derive(Clone, Debug)]
@@ -68,10 +69,10 @@ impl<T: Clone + PartialEq> Objects<T> {
         mut differs: impl FnMut(ObjectChange<'_, T>),
     ) {
         match update {
-            Update::Apply(new) => self.apply(new, &mut differs),
+            Update::Apply(new) => self.apply(new, None, &mut differs),
             Update::Merge(some) => {
                 for new in some {
-                    self.apply(new, &mut differs);
+                    self.apply(new, None, &mut differs);
                 }
             }
             Update::Delete(name) => {
@@ -84,8 +85,14 @@ impl<T: Clone + PartialEq> Objects<T> {
         }
     }
 
-    fn apply(&mut self, mut new: Parsed<T>, differs: &mut impl FnMut(ObjectChange<'_, T>)) {
-        let old_faults = self.faulty.remove(&new.name);
+    /// `old_faults`: the problems that the object had before, if `faulty` no longer has them.
+    fn apply(
+        &mut self,
+        mut new: Parsed<T>,
+        old_faults: Option<Faults>,
+        differs: &mut impl FnMut(ObjectChange<'_, T>),
+    ) {
+        let old_faults = self.faulty.remove(&new.name).or(old_faults);
         let old = self.objects.get_mut(&new.name);
         let replaced = succeed(
             old.as_deref(),
@@ -101,43 +108,32 @@ impl<T: Clone + PartialEq> Objects<T> {
         }
     }
 
+    /// Changes only what differs: equal objects keep their memory, which other parts of the program share, and a relist
+    /// needs no second map.
     fn reset(&mut self, mut all: Vec<Parsed<T>>, differs: &mut impl FnMut(ObjectChange<'_, T>)) {
-        // Nearly sorted already, as the API server lists objects by name.
-        all.sort_by(|one, other| one.name.cmp(&other.name));
-        all.dedup_by(|later, earlier| {
-            let is_same = later.name == earlier.name;
-            if is_same {
-                std::mem::swap(later, earlier);
-                if earlier.is_unusable() {
-                    earlier.object = later.object.take();
-                }
-            }
-            is_same
-        });
+        let is_first = self.objects.is_empty();
         let mut faulty_before = self.faulty.begin_again();
         std::mem::swap(&mut self.faulty, &mut faulty_before);
-        let mut before = std::mem::take(&mut self.objects).into_iter().peekable();
-        let mut remove_until = |new: Option<&ObjectName>, differs: &mut _| {
-            while let Some((name, old)) = before.next_if(|(old, _)| new.is_none_or(|new| old < new))
-            {
-                ObjectChange::report_removal(&name, old.as_ref(), differs);
+        // Sorted already, as the API server lists objects by name, so that no memory for sorting is needed.
+        if !all.is_sorted_by_key(|new| &new.name) {
+            all.sort_by(|one, other| one.name.cmp(&other.name));
+        }
+        let mut listed = all.iter().map(|new| &new.name).peekable();
+        self.objects.retain(|name, old| {
+            while listed.next_if(|listed| *listed < name).is_some() {}
+            let is_kept = listed.peek() == Some(&name);
+            if !is_kept {
+                ObjectChange::report_removal(name, old.as_ref(), differs);
             }
-            before.next_if(|(old, _)| Some(old) == new)
-        };
-        let after = all.into_iter().map(|mut new| {
-            let old = remove_until(Some(&new.name), differs);
-            let old_faults = faulty_before.remove(&new.name);
-            let old_object = old.as_ref().map(|(_, object)| object);
-            let replaced = succeed(old_object, old_faults, &mut new, &mut self.faulty, differs);
-            match (old, replaced) {
-                // Equal objects keep the memory of the old one, which other parts of the program share.
-                (Some(old), None) => old,
-                (_, replaced) => (new.name, replaced.flatten()),
-            }
+            is_kept
         });
-        // Collected and not inserted one by one: a map that is made of an ordered list has no spare memory.
-        self.objects = after.collect();
-        remove_until(None, differs);
+        for new in all {
+            let old_faults = faulty_before.remove(&new.name);
+            self.apply(new, old_faults, differs);
+        }
+        if is_first {
+            pack(&mut self.objects);
+        }
     }
 }
 
