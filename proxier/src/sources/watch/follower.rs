@@ -33,6 +33,8 @@ pub(super) struct Follower<'a, R> {
     backoff: Backoff,
     /// When the last backoff ended.
     resumed: Instant,
+    /// The number of objects of the last list.
+    listed: usize,
     /// The number of attempts at the current list that failed because the server's cache lags.
     lags: u32,
     /// When a streaming list failed last.
@@ -87,6 +89,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             next: Next::List(Since::Any),
             backoff: Backoff::new(),
             resumed: Instant::now(),
+            listed: 0,
             lags: 0,
             stream_failed: None,
             problems: Vec::new(),
@@ -201,7 +204,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         self.entry.set_state(FollowState::Listing);
         // The list has all objects, so it finds all present problems again.
         self.problems.clear();
-        let mut objects = InitialList::new();
+        let mut objects = InitialList::after(self.listed);
         let mut query = self.query().list(since);
         loop {
             let head = self.page(&query, &mut objects).await?;
@@ -240,7 +243,10 @@ impl<'a, R: Resource> Follower<'a, R> {
             .query()
             .stream(since, spread(self.shared.timeouts.watch));
         let result = match self.open(&query).await {
-            Ok(answer) => self.consume(answer, Some(InitialList::new())).await,
+            Ok(answer) => {
+                let initial = InitialList::after(self.listed);
+                self.consume(answer, Some(initial)).await
+            }
             Err(failure) => Err(failure),
         };
         // `next` becomes `Watch` when the list is complete, so a later failure is a failure of the watch.
@@ -446,6 +452,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             version,
             "listed"
         );
+        self.listed = objects.len();
         self.send(Update::Reset(objects)).await;
         self.entry.record_list();
         self.lags = 0;

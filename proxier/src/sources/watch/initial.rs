@@ -9,7 +9,8 @@ use crate::cluster::store::{Parsed, Update};
 /// The objects of a list that is not complete.
 ///
 /// A server that does not know streaming lists, or a proxy before it, may send the objects and then changes, but no end.
-/// Such a streaming list fails: at a bookmark that does not end it, or when no object has been added for the time limit of a piece.
+/// Such a streaming list fails: at a bookmark that does not end it, or when no object has been added for the time limit of a
+/// piece.
 pub(super) struct InitialList<T> {
     objects: Vec<Parsed<T>>,
     /// The number of problems of the objects.
@@ -19,10 +20,11 @@ pub(super) struct InitialList<T> {
 }
 
 impl<T> InitialList<T> {
-    /// Returns an empty list.
-    pub(super) fn new() -> Self {
+    /// Returns an empty list, with memory for as many objects as the list before had: while a list grows, it would need
+    /// up to three times its memory.
+    pub(super) fn after(count: usize) -> Self {
         Self {
-            objects: Vec::new(),
+            objects: Vec::with_capacity(count),
             problems: 0,
             grew: Instant::now(),
         }
