@@ -15,9 +15,10 @@ impl<K: Kernel> Ipvs<K> {
     /// Ends the retries of what `ops`, all of this round, have achieved.
     pub(super) fn settle(&mut self, ops: &Ops) {
         self.retries.settle();
-        // After a start: insertions in order of the keys leave the nodes of the map half empty.
+        // After a start: insertions in order of the keys leave the nodes of the maps half empty.
         if ops.len() > self.state.observed.virtual_servers.len() {
             self.state.observed.virtual_servers.pack();
+            self.state.observed.addresses.pack();
         }
     }
 

@@ -181,7 +181,8 @@ impl CountedServer {
 
 impl Observed {
     /// Replaces the service addresses and the carrier. Returns the previous ones.
-    pub fn replace_addresses(&mut self, found: LocalAddresses) -> LocalAddresses {
+    pub fn replace_addresses(&mut self, mut found: LocalAddresses) -> LocalAddresses {
+        found.addresses.pack();
         LocalAddresses {
             addresses: std::mem::replace(&mut self.addresses, found.addresses),
             leftovers: std::mem::replace(&mut self.leftovers, found.leftovers),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipvs_netlink as ipvs;
 
@@ -24,8 +25,8 @@ pub struct Ops {
 /// One Op, or several that follow each other.
 #[derive(Clone, Debug)]
 enum OpGroup {
-    /// The addition of a virtual server.
-    Service(ipvs::ServiceKey, Box<ServerDefinition>),
+    /// The addition of a virtual server. Most have the definition of the one before, and share its memory.
+    Service(ipvs::ServiceKey, Arc<ServerDefinition>),
     /// Additions of the destinations of these endpoints, of which there is at least one.
     Destinations(ipvs::ServiceKey, Endpoints),
     /// The addition of an address with its source.
@@ -39,9 +40,7 @@ impl Ops {
     pub fn push(&mut self, op: Op) {
         self.count += 1;
         self.groups.push(match op {
-            Op::AddService(service) => {
-                OpGroup::Service(service.key, Box::new(ServerDefinition::of(&service)))
-            }
+            Op::AddService(service) => self.service(service.key, ServerDefinition::of(&service)),
             Op::AddAddress(address, source) => OpGroup::Address(address, source),
             other => OpGroup::Other(Box::new(other)),
         });
@@ -57,12 +56,22 @@ impl Ops {
         endpoints: &Endpoints,
     ) {
         self.count += 1 + endpoints.len();
-        let group = OpGroup::Service(key, Box::new(definition));
+        let group = self.service(key, definition);
         self.groups.push(group);
         if !endpoints.is_empty() {
             let group = OpGroup::Destinations(key, endpoints.clone());
             self.groups.push(group);
         }
+    }
+
+    fn service(&self, key: ipvs::ServiceKey, definition: ServerDefinition) -> OpGroup {
+        // The last one may be that of the destinations.
+        let mut last = self.groups.iter().rev().take(2);
+        let shared = last.find_map(|group| match group {
+            OpGroup::Service(_, known) if **known == definition => Some(known.clone()),
+            _ => None,
+        });
+        OpGroup::Service(key, shared.unwrap_or_else(|| Arc::new(definition)))
     }
 
     /// Returns the number of Ops.
