@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use smallvec::SmallVec;
+
 use crate::cluster::problem::Problem;
 use crate::plan::frontend::Frontend;
 use crate::plan::service::Requirements;
@@ -10,8 +12,9 @@ use crate::plan::service::Requirements;
 /// The parts of the plan that one Service required.
 #[derive(Clone, Debug)]
 pub(super) struct Footprint {
-    pub(super) frontends: Box<[Frontend]>,
-    pub(super) addresses: Box<[IpAddr]>,
+    /// Most Services have one frontend and one address.
+    pub(super) frontends: SmallVec<[Frontend; 1]>,
+    pub(super) addresses: SmallVec<[IpAddr; 1]>,
     /// `None` for most Services, which are many.
     rare: Option<Box<RareParts>>,
 }
@@ -40,7 +43,7 @@ impl Footprint {
         };
         Self {
             frontends: frontends.map(|&(frontend, _)| frontend).collect(),
-            addresses: std::mem::take(&mut requirements.addresses).into(),
+            addresses: requirements.addresses.drain(..).collect(),
             rare: (rare != RareParts::default()).then(|| Box::new(rare)),
         }
     }
