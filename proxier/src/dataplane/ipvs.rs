@@ -91,8 +91,6 @@ pub struct Ipvs<K> {
     held_back: BTreeSet<ipvs::ServiceKey>,
     /// Address ranges in which no virtual server is deleted.
     excluded: Vec<Cidr>,
-    /// The virtual servers that may differ from those in `owners`.
-    changed_servers: BTreeSet<ipvs::ServiceKey>,
     /// The names of virtual servers, for their metrics.
     owners: Arc<Owners>,
 }
@@ -116,7 +114,6 @@ impl<K: Kernel> Ipvs<K> {
             drifted: KernelParts::default(),
             held_back: BTreeSet::new(),
             excluded: Vec::new(),
-            changed_servers: BTreeSet::new(),
             owners: Arc::new(Owners::new(0)),
         })
     }
@@ -265,7 +262,7 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
             let node = planned.snapshot.node();
             rules.filter.follow(wanted, changed, &marks, node);
         }
-        self.changed_servers.extend(&servers);
+        self.owners.follow(&servers, wanted);
         self.state.pending.virtual_servers.extend(servers);
         let addresses = changed.addresses.iter().copied();
         self.state.pending.addresses.extend(addresses);
@@ -328,11 +325,7 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
         extent: Extent,
         now: Duration,
     ) -> Applied<Changes> {
-        let applied = self.apply_round(planned, changes, extent, now);
-        let changed = std::mem::take(&mut self.changed_servers);
-        let wanted = Wanted::new(planned.desired(), &self.marks);
-        self.owners.follow(&changed, wanted);
-        applied
+        self.apply_round(planned, changes, extent, now)
     }
 
     fn report(
