@@ -26,7 +26,7 @@ use machine::Machine;
 use outcome::Outcome;
 use results::Results;
 use scenario::{Parameters, Scenario};
-use subject::{KubeProxy, Subject};
+use subject::{Dataplane, KubeProxy, Subject};
 
 mod api;
 mod clients;
@@ -64,6 +64,10 @@ pub(crate) struct Flags {
 
     #[command(flatten)]
     parameters: Parameters,
+
+    /// The dataplanes of this project to measure.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "ipvs")]
+    dataplane: Vec<Dataplane>,
 
     /// Another proxy to measure: a command line without quotes, with {kubeconfig} in it. {node} is
     /// replaced by the name of the node, {folder} by a folder for its files. May be repeated.
@@ -158,7 +162,9 @@ impl Flags {
                 "{} is missing; build it by `cargo build --release -p proxier`",
                 program.display()
             );
-            subjects.push(Subject::ours(&std::path::absolute(program)?));
+            let program = std::path::absolute(program)?;
+            let ours = self.dataplane.iter();
+            subjects.extend(ours.map(|dataplane| Subject::ours(&program, *dataplane)));
         }
         for &mode in &self.kube_proxy {
             let assets = std::env::var_os("KUBEBUILDER_ASSETS")

@@ -35,6 +35,15 @@ enum Iptables {
     Legacy,
 }
 
+/// A dataplane of this project.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Dataplane {
+    /// IPVS.
+    Ipvs,
+    /// Maps of nftables.
+    Nftables,
+}
+
 /// kube-proxy in one of its modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KubeProxy {
@@ -48,15 +57,20 @@ pub(crate) enum KubeProxy {
 
 impl Subject {
     /// Returns this project's proxy.
-    pub(crate) fn ours(program: &Path) -> Self {
+    pub(crate) fn ours(program: &Path, dataplane: Dataplane) -> Self {
+        let (flag, name) = match dataplane {
+            Dataplane::Ipvs => ("ipvs", "ipvs-proxier"),
+            Dataplane::Nftables => ("nftables", "ipvs-proxier nftables"),
+        };
         Self {
-            name: "ipvs-proxier".to_owned(),
+            name: name.to_owned(),
             command: [
                 &*program.to_string_lossy(),
                 "run",
                 "--kubeconfig={kubeconfig}",
                 "--hostname-override={node}",
                 "--state-file={folder}/state",
+                &format!("--dataplane={flag}"),
             ]
             .map(str::to_owned)
             .to_vec(),
