@@ -117,3 +117,93 @@ fn a_kube_proxy_with_iptables_nft_is_replaced_and_comes_back() {
 fn a_kube_proxy_with_iptables_legacy_is_replaced_and_comes_back() {
     kube_proxy_serves_then_ours_then_kube_proxy_again(Iptables::Legacy);
 }
+
+/// The tables of the programs that serve by nftables.
+const THEIR_TABLE: &str = "table ip kube-proxy";
+const OUR_TABLE: &str = "table inet ipvs-proxier-maps";
+
+fn has_table(scene: &Scene, table: &str) -> bool {
+    scene
+        .sh("nft list tables")
+        .lines()
+        .any(|line| line == table)
+}
+
+/// The connections that one of the programs translated continue with the other: the kernel translates them as long as
+/// any table has a NAT chain.
+#[test]
+fn a_kube_proxy_in_nftables_mode_is_replaced_and_comes_back() {
+    lab::test(|| {
+        let Some(scene) = Scene::start(Iptables::Nft) else {
+            return;
+        };
+        scene.add_default_routes();
+        let mut theirs = scene.kube_proxy("nftables");
+        scene.await_service("kube-proxy serves");
+        let mut traffic = Traffic::open(&scene, CONNECTIONS);
+
+        let mut ours = traffic.during("takeover", &scene, || {
+            theirs.terminate();
+            let ours = Ours::with(&scene, "nftables");
+            ours.eventually("nothing of kube-proxy is left", || {
+                !has_table(&scene, THEIR_TABLE) && has_table(&scene, OUR_TABLE)
+            });
+            ours
+        });
+        traffic.during("kills", &scene, || {
+            for _ in 0..KILLS {
+                ours.kill();
+                ours = Ours::with(&scene, "nftables");
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        });
+        traffic.open_more(&scene, CONNECTIONS_OF_OURS);
+        let mut theirs = traffic.during("the way back", &scene, || {
+            ours.terminate();
+            let syncs = |log: &str| log.matches("SyncProxyRules complete").count();
+            let before = syncs(&theirs.log());
+            let theirs = scene.kube_proxy("nftables");
+            // One for each family.
+            theirs.eventually("kube-proxy has its rules", || {
+                syncs(&theirs.log()) >= before + 2
+            });
+            scene.cleanup(&[]);
+            assert_eq!(scene.ours(), Vec::<String>::new());
+            theirs
+        });
+        traffic.during("the end", &scene, || scene.await_new_service());
+        theirs.terminate();
+        traffic.assert_nothing_was_lost();
+    });
+}
+
+/// The number of times that the node moves from one dataplane of ours to the other.
+const MOVES: usize = 10;
+
+#[test]
+fn a_node_moves_between_ipvs_and_nftables() {
+    lab::test(|| {
+        let Some(scene) = Scene::start(Iptables::Nft) else {
+            return;
+        };
+        scene.add_default_routes();
+        let mut ours = Ours::with(&scene, "ipvs");
+        scene.await_service("IPVS serves");
+        let mut traffic = Traffic::open(&scene, CONNECTIONS);
+        for number in 1..=MOVES {
+            let (dataplane, has_maps) = [("ipvs", false), ("nftables", true)][number % 2];
+            let phase = format!("move {number}, to {dataplane}");
+            traffic.during(&phase, &scene, || {
+                ours.terminate();
+                ours = Ours::with(&scene, dataplane);
+                ours.eventually("the maps of nftables serve, or are gone", || {
+                    has_table(&scene, OUR_TABLE) == has_maps
+                });
+                std::thread::sleep(Duration::from_millis(500));
+            });
+            traffic.open_more(&scene, 16);
+        }
+        ours.terminate();
+        traffic.assert_nothing_was_lost();
+    });
+}

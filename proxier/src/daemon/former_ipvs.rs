@@ -39,7 +39,7 @@ impl FormerIpvs {
         let nothing = Desired::default();
         Self {
             file: Some(file),
-            ipvs: Some(ipvs),
+            ipvs: Some(ipvs.leaving()),
             planner: Planner::new(plan),
             rules: Some(Filter::new(rules).table(Wanted::new(&nothing, &marks))),
         }

@@ -132,6 +132,14 @@ impl<K: Kernel> Ipvs<K> {
         self
     }
 
+    /// Makes virtual servers of all protocols keep their connections, because another dataplane serves and IPVS leaves the
+    /// node.
+    #[must_use]
+    pub(crate) fn leaving(mut self) -> Self {
+        self.flows.is_leaving = true;
+        self
+    }
+
     /// Makes rounds note the names of virtual servers in `owners`.
     #[must_use]
     pub fn naming(mut self, owners: Arc<Owners>) -> Self {

@@ -124,8 +124,14 @@ pub(crate) struct Ours(Process);
 
 impl Ours {
     pub(crate) fn start(scene: &Scene) -> Self {
+        Self::with(scene, "ipvs")
+    }
+
+    /// Starts the daemon with a dataplane.
+    pub(crate) fn with(scene: &Scene, dataplane: &str) -> Self {
         let mut command = scene.our_command("run");
         command.args(scene.flags());
+        command.args(["--dataplane", dataplane]);
         // kube-proxy's leftovers are removed after they were quiet for longer than this.
         command.arg("--ipvs-sync-period=4s");
         Self(Process::start(

@@ -92,6 +92,12 @@ impl Scene {
         }
     }
 
+    /// Gives the node a default route. Without one, its processes reach only service addresses that are local.
+    pub(crate) fn add_default_routes(&self) {
+        self.sh("ip -4 route add default via 172.18.0.1 src 172.18.0.2");
+        self.sh("ip -6 route add default via fd00:172:18::1 src fd00:172:18::2");
+    }
+
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -20,6 +20,8 @@ pub struct Flow {
     pub reply: Tuple,
     /// Whether the kernel has seen a reply.
     pub is_answered: bool,
+    /// Whether a NAT rule translates its destination. IPVS translates without one.
+    pub is_translated: bool,
     /// The attributes that identify the flow in a request.
     pub(super) handle: Handle,
 }
@@ -66,7 +68,7 @@ pub(super) struct Handle {
 /// port cannot have, such as ICMP.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
     let (mut original, mut reply) = (None, None);
-    let mut is_answered = false;
+    let mut status = 0;
     let mut handle = Handle::default();
     for attribute in attributes(bytes) {
         let attribute = attribute?;
@@ -77,7 +79,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
                 handle.original = attribute.value.into();
             }
             CTA_TUPLE_REPLY => reply = tuple(&attribute)?,
-            CTA_STATUS => is_answered = attribute.u32_be()? & IPS_SEEN_REPLY != 0,
+            CTA_STATUS => status = attribute.u32_be()?,
             CTA_ID => handle.id = Some(attribute.array()?),
             CTA_ZONE => handle.zone = Some(attribute.array()?),
             _ => {}
@@ -89,7 +91,8 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
             protocol,
             original,
             reply,
-            is_answered,
+            is_answered: status & IPS_SEEN_REPLY != 0,
+            is_translated: status & IPS_DST_NAT != 0,
             handle,
         }))
 }

@@ -16,6 +16,8 @@ pub struct Stale {
     ended: BTreeSet<(Frontend, SocketAddr)>,
     /// Of `frontends`, those whose unanswered flows to removed endpoints stay for now.
     patient: BTreeSet<Frontend>,
+    /// Whether only flows that no NAT rule translates are stale: another dataplane has the others.
+    is_of_ipvs: bool,
     /// UDP endpoints that returned; their stray flows are stale (`Strays` of IPVS).
     returned: BTreeSet<SocketAddr>,
 }
@@ -44,10 +46,16 @@ impl Stale {
         frontend: Frontend,
         endpoints: impl IntoIterator<Item = SocketAddr>,
     ) {
-        if frontend.protocol != Protocol::Tcp {
+        if frontend.protocol != Protocol::Tcp || self.is_of_ipvs {
             let endpoints = endpoints.into_iter().collect();
             self.frontends.insert(frontend, endpoints);
         }
+    }
+
+    /// Makes only flows that no NAT rule translates stale, TCP connections too: IPVS leaves the node, and another dataplane
+    /// has the others.
+    pub fn only_of_ipvs(&mut self) {
+        self.is_of_ipvs = true;
     }
 
     /// Keeps the unanswered flows of `frontend` to removed endpoints for now: the answer may be on its way.
@@ -93,7 +101,8 @@ impl Stale {
     /// Returns whether another endpoint than those of the frontend answers `flow`.
     fn is_misled(&self, flow: &Flow) -> bool {
         let endpoints = self.frontends.get(&flow.frontend());
-        endpoints.is_some_and(|it| !it.contains(&flow.reply.source))
+        let is_concerned = !(self.is_of_ipvs && flow.is_translated);
+        is_concerned && endpoints.is_some_and(|it| !it.contains(&flow.reply.source))
     }
 
     fn waits_for(&self, flow: &Flow) -> bool {
@@ -160,6 +169,7 @@ mod tests {
                 destination: client,
             },
             is_answered: true,
+            is_translated: true,
             handle: Handle::default(),
         }
     }

@@ -35,3 +35,4 @@ pub(super) const CTA_FILTER_F_CTA_PROTO_SRC_PORT: u32 = 1 << 4;
 
 /// Of `linux/netfilter/nf_conntrack_common.h`.
 pub(super) const IPS_SEEN_REPLY: u32 = 1 << 1;
+pub(super) const IPS_DST_NAT: u32 = 1 << 5;

@@ -29,6 +29,8 @@ pub(super) struct Flows {
     /// Removed endpoints whose late answers may create flows ([`Strays`]).
     strays: Strays,
     retry: Timer,
+    /// Whether another dataplane serves, so that only flows of IPVS are stale.
+    pub(super) is_leaving: bool,
 }
 
 impl Default for Flows {
@@ -37,6 +39,7 @@ impl Default for Flows {
             unswept: BTreeMap::new(),
             strays: Strays::default(),
             retry: Timer::doubling(RETRY, RETRY),
+            is_leaving: false,
         }
     }
 }
@@ -45,7 +48,8 @@ impl Flows {
     /// Notes the flows that `op` makes stale. It took effect at `now`; its virtual server was `known` before.
     pub(super) fn note(&mut self, op: &Op, known: Option<&ObservedServer>, now: Duration) {
         self.strays.record(op, known, now);
-        if let Some(key) = op.service_key().filter(|_| may_make_stale(op)) {
+        let is_stale = may_make_stale(op) || self.is_leaving && changed(op).is_some();
+        if let Some(key) = op.service_key().filter(|_| is_stale) {
             self.unswept.insert(key, *op);
         }
     }
@@ -59,7 +63,11 @@ impl Flows {
         wanted: Wanted<'_>,
         now: Duration,
     ) -> Option<Result<Swept, Failure>> {
-        let mut stale = stale_flows(self.unswept.values(), wanted);
+        let mut stale = Stale::default();
+        if self.is_leaving {
+            stale.only_of_ipvs();
+        }
+        add_stale_flows(&mut stale, self.unswept.values(), wanted);
         stale.set_returned(self.strays.due(now));
         if stale.is_empty() {
             self.unswept.clear();
@@ -94,22 +102,25 @@ impl Flows {
     }
 }
 
-/// Returns the flows that the successful `ops` made stale; `desired` is the state after them.
+/// Adds the flows that the successful `ops` made stale; `wanted` is the state after them.
 ///
 /// A frontend is included if it lost a destination, was deleted or was
 /// created. Clients may send packets to its address before it is created, and those flows have
 /// no endpoint.
-fn stale_flows<'a>(ops: impl IntoIterator<Item = &'a Op>, wanted: Wanted<'_>) -> Stale {
-    let mut stale = Stale::default();
+fn add_stale_flows<'a>(
+    stale: &mut Stale,
+    ops: impl IntoIterator<Item = &'a Op>,
+    wanted: Wanted<'_>,
+) {
     let mut marks = BTreeSet::new();
     for key in ops.into_iter().filter_map(changed) {
         match key {
             ipvs::ServiceKey::Mark { .. } => _ = marks.insert(key),
-            _ => keep_planned(&mut stale, &key, wanted),
+            _ => keep_planned(stale, &key, wanted),
         }
     }
     if marks.is_empty() {
-        return stale;
+        return;
     }
     // The kernel tracks a flow to a mark's virtual server with the address that the client
     // used, so the frontends of the mark are needed. The plan no longer names those of a
@@ -118,10 +129,9 @@ fn stale_flows<'a>(ops: impl IntoIterator<Item = &'a Op>, wanted: Wanted<'_>) ->
     for frontend in wanted.desired().frontends.keys() {
         let mark = wanted.inside(frontend);
         if mark.map_or(is_gone, |mark| marks.contains(&mark)) {
-            keep_planned(&mut stale, &(*frontend).into(), wanted);
+            keep_planned(stale, &(*frontend).into(), wanted);
         }
     }
-    stale
 }
 
 /// Returns whether `op` may make flows stale.
@@ -190,7 +200,13 @@ mod tests {
     }
 
     fn stale_after(ops: &[Op], desired: &Desired) -> Stale {
-        stale_flows(ops, Wanted::new(desired, &InsideMarks::default()))
+        let mut stale = Stale::default();
+        add_stale_flows(
+            &mut stale,
+            ops,
+            Wanted::new(desired, &InsideMarks::default()),
+        );
+        stale
     }
 
     /// Returns the stale flows of UDP frontends, each with the endpoints whose flows stay.

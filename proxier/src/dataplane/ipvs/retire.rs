@@ -66,7 +66,8 @@ impl<K: Kernel> Ipvs<K> {
 
     /// Returns how long a stale virtual server may keep its connections; zero if it is deleted at once.
     ///
-    /// Only TCP drains, as for destinations: a UDP client may send from one port for ever. A virtual server
+    /// Only TCP drains, as for destinations: a UDP client may send from one port for ever. (If IPVS leaves the node, all
+    /// drain.) A virtual server
     /// in the service ranges without a record may belong to a Service that exists, so it drains too.
     fn drain_time(&self, planned: Planned<'_>, key: &ipvs::ServiceKey) -> Duration {
         // IPVS gets packets before local sockets do. A retired virtual server would reject new connections
@@ -86,12 +87,16 @@ impl<K: Kernel> Ipvs<K> {
             return Duration::ZERO;
         }
         let Some(owner) = self.ledger.owned().owner(key) else {
-            return match *key {
+            let is_tcp = matches!(
+                key,
                 ipvs::ServiceKey::Address {
                     protocol: ipvs::Protocol::Tcp,
                     ..
-                } => planned.config().drain,
-                _ => Duration::ZERO,
+                }
+            );
+            return match is_tcp || self.flows.is_leaving {
+                true => planned.config().drain,
+                false => Duration::ZERO,
             };
         };
         // While the address stays local, this node cannot reach the machine that has it.
@@ -104,7 +109,8 @@ impl<K: Kernel> Ipvs<K> {
             let is_used = found.is_some_and(|found| !found.destinations.is_empty());
             is_used || !self.inside(key).is_empty()
         };
-        if !snapshot.has_service(&owner.service) || !self.is_tcp(key, owner) || !has_servers() {
+        let may_drain = self.flows.is_leaving || self.is_tcp(key, owner);
+        if !snapshot.has_service(&owner.service) || !may_drain || !has_servers() {
             return Duration::ZERO;
         }
         let config = planned.config();
@@ -122,7 +128,7 @@ impl<K: Kernel> Ipvs<K> {
         let marks = self.state.marks().filter(|mark| {
             mark.family() == key.family()
                 && owned.owner(mark) == Some(owner)
-                && self.is_tcp(mark, owner)
+                && (self.flows.is_leaving || self.is_tcp(mark, owner))
         });
         marks.collect()
     }
