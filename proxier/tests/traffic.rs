@@ -211,10 +211,12 @@ fn node_ports_and_external_addresses_reach_pods() {
     });
 }
 
+/// A node port at a loopback address.
+const LOCALHOST: &str = "127.0.0.1:30080";
+
 /// IPVS cannot serve them: the kernel drops packets from a loopback address to an endpoint.
 #[test]
 fn a_relay_beside_ipvs_serves_node_ports_at_localhost() {
-    const LOCALHOST: &str = "127.0.0.1:30080";
     lab::test(|| {
         let cluster = Cluster::conformance();
         let proxier = Proxier::new(&[]);
@@ -235,6 +237,24 @@ fn a_relay_beside_ipvs_serves_node_ports_at_localhost() {
         assert!(addresses.all(|address| !address.is_loopback()));
         let rules = proxier.output("plan", &["--output", "nft"]).stdout;
         assert!(!String::from_utf8(rules).unwrap().contains("127.0.0.1"));
+    });
+}
+
+#[test]
+fn a_relay_beside_nftables_serves_node_ports_at_localhost() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        let proxier = Proxier::new(&["--dataplane=nftables", "--localhost-nodeports"]);
+        let mut command = proxier.command("run");
+        let _daemon = Daemon(command.stderr(Stdio::null()).spawn().unwrap());
+        let answers = || matches!(cluster.node.ask_tcp(LOCALHOST), Answer::Reply { .. });
+        assert!(lab::await_true(PAUSE, answers), "localhost is not served");
+        let both = names(&["pod1", "pod2"]);
+        assert_eq!(ask(&cluster.node, Over::Tcp, LOCALHOST).0, both);
+        // The kernel serves all other frontends, and has none at 127.0.0.1.
+        assert_eq!(ask(&cluster.ext, Over::Tcp, "172.18.0.2:30080").0, both);
+        let rules = cluster.node.exec(&["nft", "list", "ruleset"]);
+        assert!(!rules.contains("127.0.0.1"), "{rules}");
     });
 }
 

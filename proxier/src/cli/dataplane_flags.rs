@@ -31,7 +31,7 @@ pub(super) struct DataplaneFlags {
     #[arg(long, value_name = "NUMBER")]
     userspace_workers: Option<std::num::NonZeroU16>,
 
-    /// Serve node ports at 127.0.0.1, too. IPVS cannot, so a relay in this process does [default: true with
+    /// Serve node ports at 127.0.0.1, too. The kernel cannot, so a relay in this process does [default: true with
     /// the userspace dataplane, otherwise false].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
@@ -146,7 +146,7 @@ impl DataplaneFlags {
         Userspace::start(limits, inside(local_mode))
     }
 
-    /// Starts the relay that serves node ports at 127.0.0.1 beside IPVS. Returns `None` if no
+    /// Starts the relay that serves node ports at 127.0.0.1 beside the kernel. Returns `None` if no
     /// setting asks for it.
     pub(super) fn start_companion(&self) -> Result<Option<Userspace>, Failure> {
         if !self.has_localhost_node_ports(DataplaneKind::Ipvs) {

@@ -235,9 +235,10 @@ impl Flags {
         send_changes_of_machine(form, devices, port, &inbox.sender)?;
         let (rules, rules_port) = (inbox.sender.clone(), dataplane.rules_port());
         let former = self.former_ipvs(setup, &plan, packets)?;
+        let dataplane = Beside::new(dataplane, self.dataplane.start_companion()?);
         let proxier =
             Proxier::of(dataplane, plan).ignoring_external_ips(setup.settings.ignores_external_ips);
-        let equip = |mut daemon: Daemon<Nftables>| {
+        let equip = |mut daemon: Daemon<Beside<Nftables>>| {
             let treatments = Treatments {
                 answers: Treatment::Warn,
                 frontends: Treatment::Warn,
@@ -270,8 +271,11 @@ impl Flags {
                 None => daemon,
             })
         };
-        let (_, code) = self.run_daemon(proxier, DataplaneKind::Nftables, start, inbox, equip)?;
+        let (daemon, code) =
+            self.run_daemon(proxier, DataplaneKind::Nftables, start, inbox, equip)?;
         tracing::info!("stopping; the kernel keeps its state and continues to serve");
+        let patience = self.dataplane.stop_timeout();
+        daemon.into_proxier().into_dataplane().stop(patience);
         Ok(code)
     }
 

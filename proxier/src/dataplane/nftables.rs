@@ -302,15 +302,17 @@ impl Dataplane for Nftables {
     }
 
     fn counts(&self, planned: Planned<'_>) -> Counts {
+        let desired = planned.desired();
         Counts {
-            frontends: planned.desired().frontends.len(),
+            frontends: desired.frontends.len() - desired.needing_relay().count(),
             draining: self.departures.draining(),
         }
     }
 
     fn destinations(&self, planned: Planned<'_>) -> usize {
-        let plans = planned.desired().frontends.values();
-        let counts = plans.map(|plan| match &plan.inside {
+        let plans = planned.desired().frontends.iter();
+        let plans = plans.filter(|(frontend, _)| !frontend.needs_relay());
+        let counts = plans.map(|(_, plan)| match &plan.inside {
             Some(inside) => plan.endpoints.len() + inside.endpoints.len(),
             None => plan.endpoints.len(),
         });

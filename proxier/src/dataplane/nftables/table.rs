@@ -89,8 +89,7 @@ impl ServiceTable {
     ) -> Vec<Command> {
         let mut commands = Vec::new();
         let frontends = changed.frontends.iter();
-        // A process of this node or a relay serves loopback addresses.
-        let frontends = frontends.filter(|frontend| !frontend.address.is_loopback());
+        let frontends = frontends.filter(|frontend| !frontend.needs_relay());
         for &frontend in frontends.clone() {
             let plan = desired.frontends.get(&frontend);
             self.set_frontend(frontend, plan, model, &mut commands);
