@@ -4,6 +4,8 @@
 
 #[path = "userspace/circles.rs"]
 mod circles;
+#[path = "userspace/departures.rs"]
+mod departures;
 #[path = "userspace/in_process.rs"]
 mod in_process;
 #[path = "userspace/limits.rs"]
