@@ -22,26 +22,27 @@ use schedulers::Registry;
 use super::answer_path::AnswerPath;
 use super::retry::Retries;
 use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned, applied};
-use crate::cluster::model::{Protocol, ServicePortName};
+use crate::cluster::model::Protocol;
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::plan::frontend::Frontend;
-use crate::plan::{self, Capabilities, Changed, Desired, FrontendPlan, Machine, RelayAbilities};
+use crate::plan::{Capabilities, Changed, Desired, FrontendPlan, Machine, RelayAbilities};
 use crate::util::timer::Timer;
 
 mod addresses;
 mod change;
 mod circles;
 mod client_sources;
+mod compare;
 mod execute;
 mod served;
 
 use addresses::Addresses;
 pub(crate) use change::Changes;
-use change::{Change, NamedChange, Place, Target};
+use change::{Change, NamedChange, Target};
 use circles::LeftOut;
 use client_sources::ClientSources;
-use served::{Served, Terms};
+use served::Served;
 
 /// The longest pause between two counts of the connections of draining endpoints.
 const LONGEST_COUNT: Duration = Duration::from_secs(30);
@@ -166,99 +167,6 @@ impl Userspace {
             }
         }
         is_any_new
-    }
-
-    /// Begins or ends the wait for the connections of a frontend that the plan may no longer have.
-    fn leave(&mut self, frontend: Frontend, planned: Planned<'_>, now: Duration) {
-        let Some(served) = self.served.get_mut(&frontend) else {
-            return;
-        };
-        if planned.desired().frontends.contains_key(&frontend) {
-            served.leaving = None;
-            return;
-        }
-        let drain = drain_time(planned, &frontend, &served.owner);
-        let deadline = served.leaving.unwrap_or(now + drain);
-        let is_used = match served.leaving {
-            // Counted only after the endpoints get no new connections.
-            None => served.has_endpoints(),
-            Some(_) => served.has_connections(),
-        };
-        let stays = is_used && !drain.is_zero() && deadline > now;
-        served.leaving = stays.then_some(deadline);
-        if stays {
-            self.draining.insert(frontend);
-        }
-    }
-
-    /// Appends the changes of a frontend.
-    fn compare(
-        &mut self,
-        frontend: Frontend,
-        planned: Planned<'_>,
-        now: Duration,
-        changes: &mut Changes,
-    ) {
-        let desired = planned.desired();
-        self.note_circles(frontend, desired);
-        let plan = desired.frontends.get(&frontend);
-        let Some(served) = self.served.get(&frontend) else {
-            changes.list.extend(plan.map(|_| Change::Open(frontend)));
-            return;
-        };
-        let end = match (plan, served.leaving) {
-            (Some(plan), _) => now + plan.profile.drain,
-            (None, Some(deadline)) => deadline,
-            (None, None) => {
-                changes.left.insert(frontend, served.owner.clone());
-                return changes.list.push(Change::Close(frontend));
-            }
-        };
-        if plan.is_some_and(|plan| served.is_stale || served.terms != Terms::of(plan)) {
-            changes.list.push(Change::Configure(frontend));
-        }
-        let is_frontend = |endpoint| self.is_frontend(&frontend, endpoint, desired);
-        for (is_inside, pool) in served.pools() {
-            let endpoints = match (plan, is_inside) {
-                (Some(plan), false) => Some(&plan.endpoints),
-                (Some(plan), true) => plan.inside.as_ref().map(|inside| &inside.endpoints),
-                (None, _) => None,
-            };
-            let place = Place {
-                frontend,
-                is_inside,
-            };
-            let endpoints = endpoints.map_or(&[][..], |endpoints| endpoints);
-            pool.compare(
-                place,
-                endpoints,
-                &is_frontend,
-                (end, now),
-                &mut changes.list,
-            );
-        }
-        let served = self.served.get_mut(&frontend);
-        match (plan, served) {
-            (Some(plan), Some(served)) => served.owner.clone_from(&plan.owner),
-            (None, Some(served)) => _ = changes.left.insert(frontend, served.owner.clone()),
-            (_, None) => {}
-        }
-    }
-
-    /// Sets the timer of the next count.
-    fn wait_for_connections(&mut self, now: Duration) {
-        let served = &self.served;
-        let deadline = |frontend: &Frontend| served.get(frontend).and_then(Served::next_deadline);
-        self.draining
-            .retain(|frontend| deadline(frontend).is_some());
-        let first = self.draining.iter().filter_map(deadline).min();
-        let Some(first) = first else {
-            return self.drains.reset();
-        };
-        if !self.drains.is_waiting(now) {
-            self.drains.back_off(now);
-        }
-        self.drains.no_later_than(first);
     }
 }
 
@@ -507,20 +415,6 @@ impl Dataplane for Userspace {
 
     fn finds_changed_rules(&mut self) -> bool {
         false
-    }
-}
-
-/// Returns how long a frontend that the plan lacks may keep its connections.
-fn drain_time(planned: Planned<'_>, frontend: &Frontend, owner: &ServicePortName) -> Duration {
-    let Some(service) = planned.snapshot.service(&owner.service) else {
-        return Duration::ZERO;
-    };
-    // While the address stays local, this node cannot reach the machine that has it.
-    let is_elsewhere = (planned.planner).is_elsewhere(&frontend.address, &owner.service);
-    if frontend.protocol == Protocol::Tcp && !is_elsewhere {
-        plan::drain(service, planned.config())
-    } else {
-        Duration::ZERO
     }
 }
 
