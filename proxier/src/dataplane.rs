@@ -95,7 +95,8 @@ pub enum Extent {
 /// What serves the plan. A round calls `begin`, `follow`, `observe`, `follow`, `retire`, `changes` and `apply`, in
 /// this order.
 ///
-/// Where a dataplane cannot serve a part of the plan, it changes its [`Capabilities`], and the planner plans again.
+/// By default, it has neither packet rules nor Problems. Where a dataplane cannot serve a part of the plan, it changes its
+/// [`Capabilities`], and the planner plans again.
 pub trait Dataplane {
     /// The changes of a round, in the order in which they are applied.
     type Changes;
@@ -198,31 +199,41 @@ pub trait Dataplane {
 
     /// Returns whether the kernel has our packet rules as planned. Without them, what another program left may still
     /// serve the node.
-    fn has_written_rules(&self) -> bool;
+    fn has_written_rules(&self) -> bool {
+        true
+    }
 
     /// Returns when a round has work even without an event, in time since boot.
     fn next_due(&self) -> Option<Duration>;
 
     /// Returns the Problems of this node, which are few.
-    fn problems_of_node(&self, planned: Planned<'_>) -> Vec<Problem>;
+    fn problems_of_node(&self, _: Planned<'_>) -> Vec<Problem> {
+        Vec::new()
+    }
 
     /// Returns the parts of the plan that this dataplane leaves out, and why.
-    fn problems(&self, planned: Planned<'_>) -> Vec<Problem>;
+    fn problems(&self, _: Planned<'_>) -> Vec<Problem> {
+        Vec::new()
+    }
 
     /// Returns a number that increases when [`Dataplane::problems`] may have changed.
-    fn problems_revision(&self) -> u64;
+    fn problems_revision(&self) -> u64 {
+        0
+    }
 
     /// Returns why the kernel refuses so much that the whole node is unhealthy.
     fn refusal(&self, planned: Planned<'_>) -> Option<String>;
 
     /// Notes that another program changed our packet rules, so that the next round repairs them.
-    fn distrust_rules(&mut self);
+    fn distrust_rules(&mut self) {}
 
     /// Notes that another program changed service addresses or their device, so that the next round repairs them.
-    fn distrust_addresses(&mut self);
+    fn distrust_addresses(&mut self) {}
 
     /// Returns whether another program changed our packet rules since our last write; then the next round repairs them.
-    fn finds_changed_rules(&mut self) -> bool;
+    fn finds_changed_rules(&mut self) -> bool {
+        false
+    }
 }
 
 /// The size of what a dataplane has programmed.

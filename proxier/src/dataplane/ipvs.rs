@@ -395,14 +395,6 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
         of_rules.chain(contested).chain(doubtful).collect()
     }
 
-    fn problems(&self, _: Planned<'_>) -> Vec<Problem> {
-        Vec::new()
-    }
-
-    fn problems_revision(&self) -> u64 {
-        0
-    }
-
     /// Returns the refusals of the kernel, if they concern the whole node: the packet rules, or more than half of the
     /// planned virtual servers and addresses.
     ///

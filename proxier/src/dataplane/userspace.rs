@@ -9,7 +9,6 @@
 //! routes on `lo`, which others can change, and which outlive the process. All else is created again at each start.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +25,7 @@ use crate::cluster::model::Protocol;
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::plan::frontend::Frontend;
-use crate::plan::{Capabilities, Changed, Desired, FrontendPlan, Machine, RelayAbilities};
+use crate::plan::{Capabilities, Changed, FrontendPlan, Machine, RelayAbilities};
 use crate::util::timer::Timer;
 
 mod addresses;
@@ -81,8 +80,10 @@ impl Userspace {
     /// # Errors
     /// If threads or sockets cannot be created.
     pub fn start(limits: RelayLimits, inside: InsideClients) -> Result<Self, Failure> {
-        let relay =
-            Relay::start(limits).map_err(|error| io_failure(&error, "starting the relay"))?;
+        let relay = Relay::start(limits).map_err(|error| Failure {
+            errno: Errno::from_io_error(&error),
+            message: format!("starting the relay: {error}"),
+        })?;
         let is_privileged = has_net_admin();
         // A kernel without nfnetlink refuses the socket. Then endpoints see this node's address,
         // and all else works.
@@ -145,16 +146,6 @@ impl Userspace {
         !self.is_beside || frontend.needs_relay()
     }
 
-    /// Returns the planned frontends of this relay.
-    fn planned<'a>(
-        &self,
-        desired: &'a Desired,
-    ) -> impl Iterator<Item = (&'a Frontend, &'a FrontendPlan)> {
-        let all = (!self.is_beside).then(|| desired.frontends.iter());
-        let some = self.is_beside.then(|| desired.needing_relay());
-        all.into_iter().flatten().chain(some.into_iter().flatten())
-    }
-
     /// Adds the schedulers of a plan that this relay lacks to the missing ones. Returns whether it lacks one.
     fn ask_for_schedulers(&mut self, plan: &FrontendPlan) -> bool {
         let inside = plan.inside.iter().map(|inside| &inside.balancing);
@@ -215,7 +206,7 @@ impl Dataplane for Userspace {
         // Those whose Service is deleted end at once.
         let is_orphan = |frontend: &&Frontend| {
             let served = self.served.get(frontend);
-            served.is_some_and(|served| !snapshot.has_service(&served.owner.service))
+            served.is_some_and(|served| !snapshot.has_service(&served.plan.owner.service))
         };
         self.pending
             .extend(self.draining.iter().filter(is_orphan).copied());
@@ -357,19 +348,21 @@ impl Dataplane for Userspace {
     }
 
     fn counts(&self, planned: Planned<'_>) -> Counts {
+        let desired = planned.desired();
         let draining = self.draining.iter().filter_map(|it| self.served.get(it));
         let draining = draining.flat_map(Served::pools);
         Counts {
             frontends: match self.is_beside {
-                true => self.planned(planned.desired()).count(),
-                false => planned.desired().frontends.len(),
+                true => desired.needing_relay().count(),
+                false => desired.frontends.len(),
             },
             draining: draining.map(|(_, pool)| pool.draining.len()).sum(),
         }
     }
 
     fn destinations(&self, planned: Planned<'_>) -> usize {
-        let plans = self.planned(planned.desired());
+        let plans = planned.desired().frontends.iter();
+        let plans = plans.filter(|(frontend, _)| self.serves(frontend));
         let count = |plan: &FrontendPlan| {
             let inside = plan.inside.as_ref();
             plan.endpoints.len() + inside.map_or(0, |inside| inside.endpoints.len())
@@ -377,18 +370,9 @@ impl Dataplane for Userspace {
         plans.map(|(_, plan)| count(plan)).sum()
     }
 
-    /// The relay itself decides which clients may connect.
-    fn has_written_rules(&self) -> bool {
-        true
-    }
-
     fn next_due(&self) -> Option<Duration> {
         let timers = [self.retries.next_due(), self.drains.due()];
         timers.into_iter().flatten().min()
-    }
-
-    fn problems_of_node(&self, _: Planned<'_>) -> Vec<Problem> {
-        Vec::new()
     }
 
     fn problems(&self, planned: Planned<'_>) -> Vec<Problem> {
@@ -407,14 +391,8 @@ impl Dataplane for Userspace {
             .then(|| format!("the kernel refuses {refused} of {planned} frontends and addresses"))
     }
 
-    fn distrust_rules(&mut self) {}
-
     fn distrust_addresses(&mut self) {
         self.addresses.are_suspect = true;
-    }
-
-    fn finds_changed_rules(&mut self) -> bool {
-        false
     }
 }
 
@@ -422,16 +400,4 @@ impl Dataplane for Userspace {
 fn has_net_admin() -> bool {
     let sets = rustix::thread::capabilities(None);
     sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN))
-}
-
-/// Returns the failure of `doing`. A pool and a listener refuse with the error numbers of IPVS and of the kernel.
-fn failure(errno: Option<Errno>, error: impl fmt::Display, doing: impl fmt::Display) -> Failure {
-    Failure {
-        errno,
-        message: format!("{doing}: {error}"),
-    }
-}
-
-fn io_failure(error: &std::io::Error, doing: impl fmt::Display) -> Failure {
-    failure(Errno::from_io_error(error), error, doing)
 }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use rustix::io::Errno;
 
-use super::change::Change;
+use super::change::{AddressChange, Change};
 use crate::dataplane::Failure;
 use crate::dataplane::ipvs::linux::AddressTable;
 use crate::host::namespace_lock::NamespaceLock;
@@ -80,61 +80,61 @@ impl Addresses {
     /// Appends the changes of the pending addresses.
     pub(super) fn compare(&mut self, desired: &Desired, changes: &mut Vec<Change>) {
         for address in std::mem::take(&mut self.pending) {
-            if address.is_loopback() {
-                continue;
-            }
-            match (desired.addresses.get(&address), self.present.get(&address)) {
-                (Some(&source), None) => changes.push(Change::AddAddress(address, source)),
-                (Some(&source), Some(&found)) if source != found => {
-                    changes.push(Change::SetAddress(address, source));
-                }
-                (None, Some(_)) => changes.push(Change::DeleteAddress(address)),
-                _ => {}
+            let planned = desired.addresses.get(&address).copied();
+            let change = match (planned, self.present.get(&address)) {
+                (Some(source), None) => AddressChange::Add(source),
+                (Some(source), Some(found)) if source != *found => AddressChange::Set(source),
+                (None, Some(_)) => AddressChange::Delete,
+                _ => continue,
+            };
+            if !address.is_loopback() {
+                changes.push(Change::Address(address, change));
             }
         }
     }
 
     /// Makes an address local, or no longer.
-    pub(super) fn apply(&mut self, change: &Change) -> Result<(), Failure> {
-        let written = self.write(change);
+    pub(super) fn apply(&mut self, address: IpAddr, change: AddressChange) -> Result<(), Failure> {
+        let written = if self.is_privileged {
+            self.write(address, change)
+        } else {
+            self.check(address, change)
+        };
         // Without an answer, only a read tells whether it took effect.
         self.is_known &= !written.as_ref().is_err_and(|it| it.errno.is_none());
         written?;
-        match *change {
-            Change::AddAddress(address, source) | Change::SetAddress(address, source) => {
+        match change {
+            AddressChange::Add(source) | AddressChange::Set(source) => {
                 self.present.insert(address, source);
             }
-            Change::DeleteAddress(address) => _ = self.present.remove(&address),
-            _ => {}
+            AddressChange::Delete => _ = self.present.remove(&address),
         }
         Ok(())
     }
 
-    fn write(&mut self, change: &Change) -> Result<(), Failure> {
-        if !self.is_privileged {
-            return self.check(change);
-        }
+    fn write(&mut self, address: IpAddr, change: AddressChange) -> Result<(), Failure> {
         if self.namespace.is_none() {
             let acquired = NamespaceLock::acquire();
-            let acquired = acquired.map_err(|held| super::failure(Some(Errno::BUSY), held, change));
-            self.namespace = Some(acquired?);
+            self.namespace = Some(acquired.map_err(|held| Failure {
+                errno: Some(Errno::BUSY),
+                message: format!("making {address} local: {held}"),
+            })?);
         }
-        match *change {
-            Change::AddAddress(address, source) => self.table.add(address, source),
-            Change::SetAddress(address, source) => self.table.set(address, source),
-            Change::DeleteAddress(address) => self.table.delete(address),
-            _ => Ok(()),
+        match change {
+            AddressChange::Add(source) => self.table.add(address, source),
+            AddressChange::Set(source) => self.table.set(address, source),
+            AddressChange::Delete => self.table.delete(address),
         }
     }
 
     /// Fails if the machine lacks an address that should be local.
-    fn check(&mut self, change: &Change) -> Result<(), Failure> {
-        if let Change::AddAddress(address, _) = change
-            && !self.table.read_machine()?.has(address)
-        {
-            let error = "only a process with CAP_NET_ADMIN can make it local";
-            return Err(super::failure(Some(Errno::ADDRNOTAVAIL), error, change));
+    fn check(&mut self, address: IpAddr, change: AddressChange) -> Result<(), Failure> {
+        if change == AddressChange::Delete || self.table.read_machine()?.has(&address) {
+            return Ok(());
         }
-        Ok(())
+        Err(Failure {
+            errno: Some(Errno::ADDRNOTAVAIL),
+            message: format!("{address}: only a process with CAP_NET_ADMIN can make it local"),
+        })
     }
 }

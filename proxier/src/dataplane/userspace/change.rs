@@ -22,28 +22,43 @@ pub struct Changes {
 /// One change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// Serves a frontend, with its endpoints.
-    Open(Frontend),
-    /// Changes scheduler, clients or options of a frontend; its connections continue.
-    Configure(Frontend),
-    /// Serves a frontend no longer.
-    Close(Frontend),
-    /// Adds an endpoint with this weight.
-    Add(Place, SocketAddr, u16),
-    /// Changes the weight of an endpoint, or ends its drain.
-    Weigh(Place, SocketAddr, u16),
-    /// Lets an endpoint keep its connections until this time, and gives it no new ones.
-    Drain(Place, SocketAddr, Duration),
-    /// Removes an endpoint and its connections.
-    Remove(Place, SocketAddr),
-    /// As `Remove`, for an endpoint that becomes a frontend.
-    LeaveOut(Place, SocketAddr),
-    /// Makes an address local, with a preferred source.
-    AddAddress(IpAddr, Option<IpAddr>),
+    Frontend(Frontend, FrontendChange),
+    Endpoint(Place, SocketAddr, EndpointChange),
+    Address(IpAddr, AddressChange),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FrontendChange {
+    /// Serves it, with its endpoints.
+    Open,
+    /// Changes scheduler, clients or options; connections continue.
+    Configure,
+    /// Serves it no longer.
+    Close,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EndpointChange {
+    /// Adds it with this weight.
+    Add(u16),
+    /// Changes its weight, or ends its drain.
+    Weigh(u16),
+    /// Lets it keep its connections until this time, and gives it no new ones.
+    Drain(Duration),
+    /// Removes it and its connections.
+    Remove,
+    /// As `Remove`, because it becomes a frontend.
+    LeaveOut,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AddressChange {
+    /// Makes it local, with a preferred source.
+    Add(Option<IpAddr>),
     /// Changes the preferred source.
-    SetAddress(IpAddr, Option<IpAddr>),
-    /// Makes an address local no longer.
-    DeleteAddress(IpAddr),
+    Set(Option<IpAddr>),
+    /// Makes it local no longer.
+    Delete,
 }
 
 /// The pool that has an endpoint.
@@ -69,66 +84,50 @@ impl Changes {
                 Target::Frontend(frontend) => frontend.address,
                 Target::Address(address) => address,
             };
-            (!first.contains(&address), change.stage())
+            (!first.contains(&address), change.stage_and_kind().0)
         });
     }
 
     pub(super) fn reason(&self, change: &Change) -> Reason {
-        match change.target() {
-            Target::Address(address) if self.drifted.contains(&address) => Reason::SummedDrift,
+        match change {
+            Change::Address(address, _) if self.drifted.contains(address) => Reason::SummedDrift,
             _ => Reason::Plan,
         }
     }
 }
 
 impl Change {
-    /// Returns the place in the order.
+    /// Returns the place in the order, and the kind as in the metrics: the same names as with IPVS.
     ///
     /// An endpoint that becomes a frontend leaves before the frontend opens, so that no connection circles. An address
     /// becomes local after its frontends are open, and is removed before they close. Endpoints are added before a pool
     /// for clients inside ends, so that their connections can move, and removed after one begins.
-    fn stage(&self) -> u8 {
+    fn stage_and_kind(&self) -> (u8, &'static str) {
         match self {
-            Self::LeaveOut(..) => 0,
-            Self::Open(_) => 1,
-            Self::Add(..) => 2,
-            Self::Configure(_) => 3,
-            Self::Weigh(..) => 4,
-            Self::AddAddress(..) | Self::SetAddress(..) => 5,
-            Self::DeleteAddress(_) => 6,
-            Self::Drain(..) | Self::Remove(..) => 7,
-            Self::Close(_) => 8,
+            Self::Endpoint(.., EndpointChange::LeaveOut) => (0, "delete_destination"),
+            Self::Frontend(_, FrontendChange::Open) => (1, "add_service"),
+            Self::Endpoint(.., EndpointChange::Add(_)) => (2, "add_destination"),
+            Self::Frontend(_, FrontendChange::Configure) => (3, "set_service"),
+            Self::Endpoint(.., EndpointChange::Weigh(_)) => (4, "set_destination"),
+            Self::Address(_, AddressChange::Add(_)) => (5, "add_address"),
+            Self::Address(_, AddressChange::Set(_)) => (5, "set_address"),
+            Self::Address(_, AddressChange::Delete) => (6, "delete_address"),
+            Self::Endpoint(.., EndpointChange::Drain(_)) => (7, "set_destination"),
+            Self::Endpoint(.., EndpointChange::Remove) => (7, "delete_destination"),
+            Self::Frontend(_, FrontendChange::Close) => (8, "delete_service"),
         }
     }
 
-    /// Returns the kind, as in the metrics: the same names as with IPVS.
     pub(super) fn kind(&self) -> &'static str {
-        match self {
-            Self::Open(_) => "add_service",
-            Self::Configure(_) => "set_service",
-            Self::Close(_) => "delete_service",
-            Self::Add(..) => "add_destination",
-            Self::Weigh(..) | Self::Drain(..) => "set_destination",
-            Self::Remove(..) | Self::LeaveOut(..) => "delete_destination",
-            Self::AddAddress(..) => "add_address",
-            Self::SetAddress(..) => "set_address",
-            Self::DeleteAddress(_) => "delete_address",
-        }
+        self.stage_and_kind().1
     }
 
     pub(super) fn target(&self) -> Target {
         match *self {
-            Self::Open(frontend) | Self::Configure(frontend) | Self::Close(frontend) => {
+            Self::Frontend(frontend, _) | Self::Endpoint(Place { frontend, .. }, ..) => {
                 Target::Frontend(frontend)
             }
-            Self::Add(place, ..)
-            | Self::Weigh(place, ..)
-            | Self::Drain(place, ..)
-            | Self::Remove(place, _)
-            | Self::LeaveOut(place, _) => Target::Frontend(place.frontend),
-            Self::AddAddress(address, _)
-            | Self::SetAddress(address, _)
-            | Self::DeleteAddress(address) => Target::Address(address),
+            Self::Address(address, _) => Target::Address(address),
         }
     }
 }
@@ -137,34 +136,35 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ", self.kind().replace('_', " "))?;
         match self {
-            Self::Open(frontend) | Self::Configure(frontend) | Self::Close(frontend) => {
-                frontend.fmt(f)
+            Self::Frontend(frontend, _) => frontend.fmt(f),
+            Self::Endpoint(place, endpoint, change) => {
+                let clients = if place.is_inside {
+                    " for clients inside"
+                } else {
+                    ""
+                };
+                let frontend = place.frontend;
+                match change {
+                    EndpointChange::Add(weight) => {
+                        write!(f, "{endpoint} weight {weight} to {frontend}{clients}")
+                    }
+                    EndpointChange::Weigh(weight) => {
+                        write!(f, "{endpoint} weight {weight} of {frontend}{clients}")
+                    }
+                    EndpointChange::Drain(_) => {
+                        write!(f, "{endpoint} weight 0 of {frontend}{clients}")
+                    }
+                    EndpointChange::Remove | EndpointChange::LeaveOut => {
+                        write!(f, "{endpoint} of {frontend}{clients}")
+                    }
+                }
             }
-            Self::Add(place, endpoint, weight) => {
-                write!(f, "{endpoint} weight {weight} to {place}")
-            }
-            Self::Weigh(place, endpoint, weight) => {
-                write!(f, "{endpoint} weight {weight} of {place}")
-            }
-            Self::Drain(place, endpoint, _) => write!(f, "{endpoint} weight 0 of {place}"),
-            Self::Remove(place, endpoint) | Self::LeaveOut(place, endpoint) => {
-                write!(f, "{endpoint} of {place}")
-            }
-            Self::AddAddress(address, source) | Self::SetAddress(address, source) => match source {
-                Some(source) => write!(f, "{address} source {source}"),
-                None => address.fmt(f),
+            Self::Address(address, change) => match change {
+                AddressChange::Add(Some(source)) | AddressChange::Set(Some(source)) => {
+                    write!(f, "{address} source {source}")
+                }
+                _ => address.fmt(f),
             },
-            Self::DeleteAddress(address) => address.fmt(f),
-        }
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.frontend.fmt(f)?;
-        match self.is_inside {
-            true => f.write_str(" for clients inside"),
-            false => Ok(()),
         }
     }
 }
@@ -183,7 +183,7 @@ impl fmt::Display for NamedChange<'_> {
             return Ok(());
         };
         let plan = self.planned.desired().frontends.get(&frontend);
-        if let (Change::Open(_) | Change::Configure(_), Some(plan)) = (self.change, plan) {
+        if let (Change::Frontend(..), Some(plan)) = (self.change, plan) {
             let balancing = &plan.profile.balancing;
             write!(f, " {}", balancing.scheduler)?;
             if let Some(secs) = balancing.affinity_secs {

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use super::Userspace;
-use super::change::{Change, Changes, Place};
-use super::served::{Served, Terms};
+use super::change::{Change, Changes, FrontendChange, Place};
+use super::served::Served;
 use crate::cluster::model::{Protocol, ServicePortName};
 use crate::dataplane::Planned;
 use crate::plan;
@@ -23,7 +23,7 @@ impl Userspace {
             served.leaving = None;
             return;
         }
-        let drain = drain_time(planned, &frontend, &served.owner);
+        let drain = drain_time(planned, &frontend, &served.plan.owner);
         let deadline = served.leaving.unwrap_or(now + drain);
         let is_used = match served.leaving {
             // Counted only after the endpoints get no new connections.
@@ -48,46 +48,41 @@ impl Userspace {
         let desired = planned.desired();
         self.note_circles(frontend, desired);
         let plan = desired.frontends.get(&frontend);
+        let mut push = |change| changes.list.push(Change::Frontend(frontend, change));
         let Some(served) = self.served.get(&frontend) else {
-            changes.list.extend(plan.map(|_| Change::Open(frontend)));
+            plan.into_iter().for_each(|_| push(FrontendChange::Open));
             return;
         };
         let end = match (plan, served.leaving) {
             (Some(plan), _) => now + plan.profile.drain,
             (None, Some(deadline)) => deadline,
-            (None, None) => {
-                changes.left.insert(frontend, served.owner.clone());
-                return changes.list.push(Change::Close(frontend));
-            }
+            (None, None) => now,
         };
-        if plan.is_some_and(|plan| served.is_stale || served.terms != Terms::of(plan)) {
-            changes.list.push(Change::Configure(frontend));
+        let is_configured = plan.is_none_or(|plan| served.is_configured_as(plan));
+        if !is_configured {
+            push(FrontendChange::Configure);
         }
-        let is_frontend = |endpoint| self.is_frontend(&frontend, endpoint, desired);
-        for (is_inside, pool) in served.pools() {
-            let endpoints = match (plan, is_inside) {
-                (Some(plan), false) => Some(&plan.endpoints),
-                (Some(plan), true) => plan.inside.as_ref().map(|inside| &inside.endpoints),
-                (None, _) => None,
-            };
-            let place = Place {
-                frontend,
-                is_inside,
-            };
-            let endpoints = endpoints.map_or(&[][..], |endpoints| endpoints);
-            pool.compare(
-                place,
-                endpoints,
-                &is_frontend,
-                (end, now),
-                &mut changes.list,
-            );
+        if plan.is_none() && served.leaving.is_none() {
+            push(FrontendChange::Close);
+        } else {
+            let is_frontend = |endpoint| self.is_frontend(&frontend, endpoint, desired);
+            for (is_inside, pool) in served.pools() {
+                let place = Place {
+                    frontend,
+                    is_inside,
+                };
+                let planned = plan.map_or(&[][..], |plan| match (is_inside, &plan.inside) {
+                    (false, _) => &plan.endpoints,
+                    (true, Some(inside)) => &inside.endpoints,
+                    (true, None) => &[],
+                });
+                pool.compare(place, planned, &is_frontend, (end, now), &mut changes.list);
+            }
         }
-        let served = self.served.get_mut(&frontend);
-        match (plan, served) {
-            (Some(plan), Some(served)) => served.owner.clone_from(&plan.owner),
-            (None, Some(served)) => _ = changes.left.insert(frontend, served.owner.clone()),
-            (_, None) => {}
+        match (plan, self.served.get_mut(&frontend)) {
+            (Some(plan), Some(served)) if is_configured => served.plan.clone_from(plan),
+            (None, Some(served)) => _ = changes.left.insert(frontend, served.plan.owner.clone()),
+            _ => {}
         }
     }
 

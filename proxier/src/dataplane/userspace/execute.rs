@@ -1,83 +1,56 @@
 //! Making one change.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use relay::{Counts, EndpointPool, PoolError};
 use rustix::io::Errno;
 use schedulers::Thresholds;
 
-use super::change::{Change, Place};
-use super::served::{Pool, Served, Terms, pool_config, transport};
-use super::{Userspace, failure, io_failure};
+use super::Userspace;
+use super::change::{Change, EndpointChange, FrontendChange, Place};
+use super::served::{Pool, Served, pool_config, route, transport};
 use crate::dataplane::Failure;
 use crate::plan::frontend::Frontend;
 use crate::plan::{Balancing, Desired, FrontendPlan, SelectedEndpoint};
 
+/// The error of a pool, of a listener or of the plan, whose message says nothing of the change.
+type Result<T> = std::result::Result<T, Failure>;
+
 impl Userspace {
-    pub(super) fn execute(&mut self, change: &Change, desired: &Desired) -> Result<(), Failure> {
-        match *change {
-            Change::Open(frontend) => self.open(frontend, desired, change),
-            Change::Configure(frontend) => self.configure(frontend, desired, change),
-            Change::Close(frontend) => {
+    pub(super) fn execute(&mut self, change: &Change, desired: &Desired) -> Result<()> {
+        let done = match *change {
+            Change::Frontend(frontend, FrontendChange::Close) => {
                 self.close(&frontend);
                 Ok(())
             }
-            Change::Add(place, endpoint, weight) => self.change_endpoint(place, change, |pool| {
-                pool.endpoints
-                    .add(endpoint, weight.into(), Thresholds::default())
-            }),
-            Change::Weigh(place, endpoint, weight) => self.change_endpoint(place, change, |pool| {
-                pool.draining.remove(&endpoint);
-                pool.endpoints
-                    .set(endpoint, weight.into(), Thresholds::default())
-            }),
-            Change::Drain(place, endpoint, deadline) => {
-                self.drains.reset();
-                self.draining.insert(place.frontend);
-                self.change_endpoint(place, change, |pool| {
-                    pool.draining.insert(endpoint, deadline);
-                    pool.endpoints.set(endpoint, 0, Thresholds::default())
-                })
+            Change::Frontend(frontend, opens) => match desired.frontends.get(&frontend) {
+                Some(plan) if opens == FrontendChange::Open => self.open(frontend, plan, desired),
+                Some(plan) => self.configure(frontend, plan, desired),
+                None => Err(errno(Errno::SRCH)),
+            },
+            Change::Endpoint(place, endpoint, change) => {
+                self.change_endpoint(place, endpoint, change)
             }
-            Change::Remove(place, endpoint) | Change::LeaveOut(place, endpoint) => {
-                self.remove(place, endpoint, change)
-            }
-            Change::AddAddress(..) | Change::SetAddress(..) | Change::DeleteAddress(_) => {
-                self.addresses.apply(change)
-            }
-        }
+            Change::Address(address, change) => return self.addresses.apply(address, change),
+        };
+        done.map_err(|failure| Failure {
+            message: format!("{change}: {failure}"),
+            ..failure
+        })
     }
 
-    fn open(
-        &mut self,
-        frontend: Frontend,
-        desired: &Desired,
-        change: &Change,
-    ) -> Result<(), Failure> {
-        let (Some(plan), Some(transport)) = (
-            desired.frontends.get(&frontend),
-            transport(frontend.protocol),
-        ) else {
-            return Err(Failure::kernel(Errno::PROTONOSUPPORT, change));
-        };
-        let terms = Terms::of(plan);
+    fn open(&mut self, frontend: Frontend, plan: &FrontendPlan, desired: &Desired) -> Result<()> {
+        let transport = transport(frontend.protocol);
+        let transport = transport.ok_or_else(|| errno(Errno::PROTONOSUPPORT))?;
         let balancing = &plan.profile.balancing;
-        let outside = self.pool(frontend, balancing, &plan.endpoints, desired, change)?;
-        let inside = self.inside_pool(frontend, plan, desired, change)?;
-        let route = terms.route(
-            &outside,
-            inside.as_ref(),
-            &self.inside,
-            &self.client_sources,
-        );
-        let opened = self.relay.open(transport, frontend.socket(), route);
-        let listening = opened.map_err(|error| failure(Some(error.errno()), error, change))?;
+        let outside = self.pool(frontend, balancing, &plan.endpoints, desired)?;
+        let inside = self.inside_pool(frontend, plan, desired)?;
+        let (clients, sources) = (&self.inside, &self.client_sources);
+        let route = route(plan, &outside, inside.as_ref(), clients, sources);
+        let listening = self.relay.open(transport, frontend.socket(), route)?;
         self.announce_limit();
         let served = Served {
-            owner: plan.owner.clone(),
-            terms,
+            plan: plan.clone(),
             listening,
             outside,
             inside,
@@ -91,41 +64,41 @@ impl Userspace {
     fn configure(
         &mut self,
         frontend: Frontend,
+        plan: &FrontendPlan,
         desired: &Desired,
-        change: &Change,
-    ) -> Result<(), Failure> {
-        let Some(plan) = desired.frontends.get(&frontend) else {
-            return Err(Failure::kernel(Errno::SRCH, change));
-        };
-        let served = self.served.get(&frontend);
-        let needs_inside = plan.inside.is_some() && served.is_some_and(|it| it.inside.is_none());
-        let new_inside = match needs_inside {
-            true => self.inside_pool(frontend, plan, desired, change)?,
-            false => None,
+    ) -> Result<()> {
+        let has_pool = |served: &Served| served.inside.is_some();
+        let new = match self.served.get(&frontend).is_some_and(has_pool) {
+            true => None,
+            false => self.inside_pool(frontend, plan, desired)?,
         };
         let now = self.relay.now();
-        let served = served_mut(&mut self.served, &frontend, change)?;
-        let terms = Terms::of(plan);
-        let configure = |pool: &Pool, balancing: &Balancing| {
+        let served = self.served.get_mut(&frontend);
+        let served = served.ok_or_else(|| errno(Errno::SRCH))?;
+        let configure = |pool: &Pool, balancing| {
             let config = pool_config(frontend.family(), balancing);
-            let configured = pool.endpoints.configure(&config, now);
-            configured.map_err(|error| refused(&error, change))
+            pool.endpoints.configure(&config, now)
         };
-        if served.terms.balancing != terms.balancing {
-            configure(&served.outside, &terms.balancing)?;
+        if served.plan.profile.balancing != plan.profile.balancing {
+            configure(&served.outside, &plan.profile.balancing)?;
         }
-        match (&served.inside, &terms.inside) {
-            (None, _) => served.inside = new_inside,
-            (Some(pool), Some(balancing)) => configure(pool, balancing)?,
+        match (&served.inside, &plan.inside) {
+            (None, _) => served.inside = new,
+            (Some(pool), Some(inside)) => configure(pool, &inside.balancing)?,
             // Its connections move to the other pool.
             (Some(_), None) => {}
         }
-        served.terms = terms;
+        served.plan = plan.clone();
         served.is_stale = true;
-        let (outside, inside) = (&served.outside, served.inside.as_ref());
-        let route = (served.terms).route(outside, inside, &self.inside, &self.client_sources);
-        let updated = self.relay.set_route(&mut served.listening, route);
-        updated.map_err(|error| io_failure(&error, change))?;
+        let (clients, sources) = (&self.inside, &self.client_sources);
+        let route = route(
+            plan,
+            &served.outside,
+            served.inside.as_ref(),
+            clients,
+            sources,
+        );
+        self.relay.set_route(&mut served.listening, route)?;
         served.is_stale = false;
         Ok(())
     }
@@ -141,42 +114,43 @@ impl Userspace {
         self.relay.cut();
     }
 
-    fn remove(
-        &mut self,
-        place: Place,
-        endpoint: SocketAddr,
-        change: &Change,
-    ) -> Result<(), Failure> {
-        let mut connections = None;
-        self.change_endpoint(place, change, |pool| {
-            pool.draining.remove(&endpoint);
-            connections = pool.endpoints.remove(endpoint);
-            Ok(())
-        })?;
-        // Most removed endpoints have no connections left. Then the workers need not search for any.
-        if connections.is_some_and(|left| left != Counts::default()) {
-            self.relay.cut();
-        }
-        if let Some(served) = self.served.get_mut(&place.frontend) {
-            served.drop_unused_pool();
-        }
-        Ok(())
-    }
-
     /// Changes a pool, and then whether its frontend listens.
     fn change_endpoint(
         &mut self,
         place: Place,
-        change: &Change,
-        edit: impl FnOnce(&mut Pool) -> Result<(), PoolError>,
-    ) -> Result<(), Failure> {
-        let served = served_mut(&mut self.served, &place.frontend, change)?;
-        let pool = served.pool(place);
-        let pool = pool.ok_or_else(|| Failure::kernel(Errno::SRCH, change))?;
-        edit(pool).map_err(|error| refused(&error, change))?;
+        endpoint: SocketAddr,
+        change: EndpointChange,
+    ) -> Result<()> {
+        let served = self.served.get_mut(&place.frontend);
+        let served = served.ok_or_else(|| errno(Errno::SRCH))?;
+        let pool = match place.is_inside {
+            true => served.inside.as_mut(),
+            false => Some(&mut served.outside),
+        };
+        let pool = pool.ok_or_else(|| errno(Errno::SRCH))?;
+        let (endpoints, none) = (&pool.endpoints, Thresholds::default());
+        pool.draining.remove(&endpoint);
+        match change {
+            EndpointChange::Add(weight) => endpoints.add(endpoint, weight.into(), none)?,
+            EndpointChange::Weigh(weight) => endpoints.set(endpoint, weight.into(), none)?,
+            EndpointChange::Drain(deadline) => {
+                endpoints.set(endpoint, 0, none)?;
+                pool.draining.insert(endpoint, deadline);
+                self.draining.insert(place.frontend);
+                self.drains.reset();
+            }
+            EndpointChange::Remove | EndpointChange::LeaveOut => {
+                let connections = endpoints.remove(endpoint);
+                served.drop_unused_pool();
+                // Most removed endpoints have no connections left. Then the workers need not search for any.
+                if connections.is_some_and(|left| left != Counts::default()) {
+                    self.relay.cut();
+                }
+            }
+        }
         let adjusted = self.relay.adjust(&mut served.listening);
         served.is_stale |= adjusted.is_err();
-        adjusted.map_err(|error| io_failure(&error, change))
+        Ok(adjusted?)
     }
 
     /// Returns the pool of a frontend for clients inside the cluster, if these have one.
@@ -185,11 +159,9 @@ impl Userspace {
         frontend: Frontend,
         plan: &FrontendPlan,
         desired: &Desired,
-        change: &Change,
-    ) -> Result<Option<Pool>, Failure> {
+    ) -> Result<Option<Pool>> {
         let inside = plan.inside.as_ref();
-        let pool =
-            inside.map(|it| self.pool(frontend, &it.balancing, &it.endpoints, desired, change));
+        let pool = inside.map(|it| self.pool(frontend, &it.balancing, &it.endpoints, desired));
         pool.transpose()
     }
 
@@ -199,23 +171,17 @@ impl Userspace {
         balancing: &Balancing,
         endpoints: &[SelectedEndpoint],
         desired: &Desired,
-        change: &Change,
-    ) -> Result<Pool, Failure> {
+    ) -> Result<Pool> {
         let config = pool_config(frontend.family(), balancing);
         let (room, registry) = (self.affinity.clone(), self.schedulers.clone());
-        let pool = EndpointPool::sharing(room, registry, &config, self.relay.now());
-        let pool = pool.map_err(|error| refused(&error, change))?;
+        let pool = EndpointPool::sharing(room, registry, &config, self.relay.now())?;
         for endpoint in endpoints {
             let address = (endpoint.address, endpoint.port).into();
             if !self.is_frontend(&frontend, address, desired) {
-                let added = pool.add(address, endpoint.weight.into(), Thresholds::default());
-                added.map_err(|error| refused(&error, change))?;
+                pool.add(address, endpoint.weight.into(), Thresholds::default())?;
             }
         }
-        Ok(Pool {
-            endpoints: Arc::new(pool),
-            draining: BTreeMap::new(),
-        })
+        Ok(Pool::of(pool))
     }
 
     /// Logs once that few more frontends can be opened.
@@ -235,15 +201,37 @@ impl Userspace {
     }
 }
 
-fn served_mut<'a>(
-    served: &'a mut BTreeMap<Frontend, Served>,
-    frontend: &Frontend,
-    change: &Change,
-) -> Result<&'a mut Served, Failure> {
-    let served = served.get_mut(frontend);
-    served.ok_or_else(|| Failure::kernel(Errno::SRCH, change))
+fn errno(errno: Errno) -> Failure {
+    Failure {
+        errno: Some(errno),
+        message: std::io::Error::from(errno).to_string(),
+    }
 }
 
-fn refused(error: &PoolError, change: &Change) -> Failure {
-    failure(Some(error.errno()), error, change)
+/// A pool and a listener refuse with the error numbers of IPVS and of the kernel.
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Self {
+        Self {
+            errno: Some(error.errno()),
+            message: error.to_string(),
+        }
+    }
+}
+
+impl From<relay::OpenError> for Failure {
+    fn from(error: relay::OpenError) -> Self {
+        Self {
+            errno: Some(error.errno()),
+            message: error.to_string(),
+        }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self {
+            errno: Errno::from_io_error(&error),
+            message: error.to_string(),
+        }
+    }
 }

@@ -10,35 +10,24 @@ use relay::{
 };
 use schedulers::{Flags, Options};
 
-use super::change::{Change, Place};
+use super::change::{Change, EndpointChange, Place};
 use super::client_sources::ClientSources;
-use crate::cluster::model::{Family, Networks, Protocol, ServicePortName};
-use crate::plan::{Balancing, FrontendPlan, RelayOptions, SelectedEndpoint};
+use crate::cluster::model::{Family, Protocol};
+use crate::plan::{Balancing, FrontendPlan, SelectedEndpoint};
 
 /// A frontend that the relay serves.
 #[derive(Debug)]
 pub(super) struct Served {
-    pub(super) owner: ServicePortName,
-    pub(super) terms: Terms,
+    /// The plan that it follows, except for its endpoints.
+    pub(super) plan: FrontendPlan,
     pub(super) listening: Listening,
     pub(super) outside: Pool,
-    /// The endpoints for clients inside the cluster. After the terms lack them, the pool stays until it has drained.
+    /// The endpoints for clients inside the cluster. After the plan lacks them, the pool stays until it has drained.
     pub(super) inside: Option<Pool>,
     /// Until when it keeps its connections, though the plan no longer has it.
     pub(super) leaving: Option<Duration>,
     /// Whether its listeners could not be made to suit its endpoints.
     pub(super) is_stale: bool,
-}
-
-/// The plan of a frontend apart from its endpoints.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Terms {
-    pub(super) balancing: Balancing,
-    /// How connections of clients inside the cluster are spread, if these have a pool of their own.
-    pub(super) inside: Option<Balancing>,
-    /// The clients that may connect; `None` if all may.
-    pub(super) sources: Option<Networks>,
-    pub(super) options: RelayOptions,
 }
 
 /// The endpoints of a frontend for all clients, or for those inside or outside the cluster.
@@ -54,15 +43,6 @@ impl Served {
     pub(super) fn pools(&self) -> impl Iterator<Item = (bool, &Pool)> {
         let inside = self.inside.iter().map(|pool| (true, pool));
         [(false, &self.outside)].into_iter().chain(inside)
-    }
-
-    /// Returns a pool of the frontend.
-    pub(super) fn pool(&mut self, place: Place) -> Option<&mut Pool> {
-        if place.is_inside {
-            self.inside.as_mut()
-        } else {
-            Some(&mut self.outside)
-        }
     }
 
     /// Returns when the next drain is over at the latest; `None` if nothing drains.
@@ -90,47 +70,56 @@ impl Served {
     /// Removes a pool that no client uses any more.
     pub(super) fn drop_unused_pool(&mut self) {
         let is_unused = |pool: &mut Pool| pool.endpoints.members().is_empty();
-        if self.terms.inside.is_none() {
+        if self.plan.inside.is_none() {
             self.inside.take_if(is_unused);
         }
     }
+
+    /// Returns whether `plan` has the same clients, options, schedulers and affinity. Endpoints do not matter.
+    pub(super) fn is_configured_as(&self, plan: &FrontendPlan) -> bool {
+        !self.is_stale && terms(&self.plan) == terms(plan)
+    }
 }
 
-impl Terms {
-    pub(super) fn of(plan: &FrontendPlan) -> Self {
-        let inside = plan.inside.as_ref();
-        Self {
-            balancing: plan.profile.balancing.clone(),
-            inside: inside.map(|inside| inside.balancing.clone()),
-            sources: plan.profile.access.source_ranges.clone(),
-            options: plan.profile.relay,
-        }
-    }
+/// Returns the plan of a frontend apart from its endpoints.
+fn terms(plan: &FrontendPlan) -> impl PartialEq + '_ {
+    let profile = &plan.profile;
+    let inside = plan.inside.as_ref().map(|inside| &inside.balancing);
+    let sources = &profile.access.source_ranges;
+    (sources, &profile.balancing, profile.relay, inside)
+}
 
-    /// Returns who may connect, and to which endpoints.
-    pub(super) fn route(
-        &self,
-        outside: &Pool,
-        inside: Option<&Pool>,
-        clients: &Arc<InsideClients>,
-        sources: &ClientSources,
-    ) -> Route {
-        let inside = inside.filter(|_| self.inside.is_some());
-        let idle = self.options.idle_timeout_secs;
-        Route {
-            pool: outside.endpoints.clone(),
-            inside: inside.map(|pool| (clients.clone(), pool.endpoints.clone())),
-            sources: self.sources.clone(),
-            client_sources: sources.of(&self.options),
-            handling: Handling {
-                proxy_protocol: self.options.proxy_protocol,
-                idle: idle.map(|secs| Duration::from_secs(secs.into())),
-            },
-        }
+/// Returns who may connect to a frontend, and to which endpoints.
+pub(super) fn route(
+    plan: &FrontendPlan,
+    outside: &Pool,
+    inside: Option<&Pool>,
+    clients: &Arc<InsideClients>,
+    sources: &ClientSources,
+) -> Route {
+    let options = &plan.profile.relay;
+    let inside = inside.filter(|_| plan.inside.is_some());
+    let idle = options.idle_timeout_secs;
+    Route {
+        pool: outside.endpoints.clone(),
+        inside: inside.map(|pool| (clients.clone(), pool.endpoints.clone())),
+        sources: plan.profile.access.source_ranges.clone(),
+        client_sources: sources.of(options),
+        handling: Handling {
+            proxy_protocol: options.proxy_protocol,
+            idle: idle.map(|secs| Duration::from_secs(secs.into())),
+        },
     }
 }
 
 impl Pool {
+    pub(super) fn of(endpoints: EndpointPool) -> Self {
+        Self {
+            endpoints: Arc::new(endpoints),
+            draining: BTreeMap::new(),
+        }
+    }
+
     /// Appends the changes that lead to the `planned` endpoints. Drains that begin now last until `end`.
     pub(super) fn compare(
         &self,
@@ -140,6 +129,7 @@ impl Pool {
         (end, now): (Duration, Duration),
         changes: &mut Vec<Change>,
     ) {
+        let mut push = |address, change| changes.push(Change::Endpoint(place, address, change));
         let mut present = self.endpoints.members();
         for endpoint in planned {
             let address = SocketAddr::from((endpoint.address, endpoint.port));
@@ -148,9 +138,9 @@ impl Pool {
             }
             let is_draining = self.draining.contains_key(&address);
             match present.remove(&address) {
-                None => changes.push(Change::Add(place, address, endpoint.weight)),
+                None => push(address, EndpointChange::Add(endpoint.weight)),
                 Some((weight, _)) if weight != u32::from(endpoint.weight) || is_draining => {
-                    changes.push(Change::Weigh(place, address, endpoint.weight));
+                    push(address, EndpointChange::Weigh(endpoint.weight));
                 }
                 Some(_) => {}
             }
@@ -159,11 +149,11 @@ impl Pool {
             let deadline = self.draining.get(&address);
             let is_over = |&at: &Duration| at <= now || connections == Counts::default();
             if is_frontend(address) {
-                changes.push(Change::LeaveOut(place, address));
+                push(address, EndpointChange::LeaveOut);
             } else if end <= now || deadline.is_some_and(is_over) {
-                changes.push(Change::Remove(place, address));
+                push(address, EndpointChange::Remove);
             } else if deadline.is_none() {
-                changes.push(Change::Drain(place, address, end));
+                push(address, EndpointChange::Drain(end));
             }
         }
     }
