@@ -122,7 +122,7 @@ impl<'a> Context<'a> {
         let wanted = &self.config.scheduler;
         if self.scheduler != *wanted {
             let message = format!(
-                "is a scheduler that this kernel lacks; {} is used instead",
+                "is a scheduler that this node's dataplane lacks; {} is used instead",
                 self.scheduler
             );
             problems.push(Problem::new("Configuration", "scheduler", wanted, message));

@@ -40,7 +40,7 @@ impl ServiceOptions {
             None => context.scheduler.clone(),
             Some(wanted) => context.usable_scheduler(wanted).unwrap_or_else(|| {
                 let message = format!(
-                    "is a scheduler that this kernel lacks; {} is used instead",
+                    "is a scheduler that this node's dataplane lacks; {} is used instead",
                     context.scheduler
                 );
                 report(SCHEDULER, wanted, message);
@@ -85,7 +85,7 @@ impl ServiceOptions {
             && !context.capabilities.has_full_affinity;
         if hashing.is_none() && needs_hashing {
             let message = "needs the scheduler mh or sh for clients inside the cluster at frontends with \
-                           externalTrafficPolicy Local, and this kernel lacks both; these clients have no \
+                           externalTrafficPolicy Local, and this node's dataplane lacks both; these clients have no \
                            affinity there";
             report("spec.sessionAffinity", "ClientIP", message.to_owned());
         }

@@ -159,7 +159,7 @@ fn failures_in_large_clusters_write_at_most_50_lines_each() {
         // A round writes its lines at its end, after the kernel has the destinations.
         for words in [
             "Permission denied (os error 13) (IPv6 is disabled on nexthop device)",
-            "is a scheduler that this kernel lacks",
+            "is a scheduler that this node's dataplane lacks",
         ] {
             daemon.eventually(words, || log.has(words));
         }
