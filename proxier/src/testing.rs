@@ -64,7 +64,9 @@ pub mod dataplane {
 
     pub mod nftables {
         //! Services as rules of nf_tables.
-        pub use crate::dataplane::nftables::{Changes, Content, Nftables, ServiceTable, table};
+        pub use crate::dataplane::nftables::{
+            Changes, Content, Nftables, ServiceTable, TABLE, table,
+        };
     }
 
     pub mod userspace {

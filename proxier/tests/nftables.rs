@@ -9,15 +9,19 @@ use ::nftables::{Command, Element, Key, RulesClient, Table, Value};
 use proxier::testing::dataplane::answer_path;
 use proxier::testing::filter::TABLE;
 
+#[path = "survival/dice.rs"]
+mod dice;
+
 mod nftables {
     mod changes;
     mod deletion;
     pub(super) mod dump;
     mod guards;
+    mod histories;
     mod missing;
     mod restore;
     pub(super) mod rules;
-    mod services;
+    pub(super) mod services;
     mod targets;
     mod watch;
 }

@@ -71,7 +71,7 @@ pub use table::{ServiceTable, table};
 
 /// The name of the table, of family `inet`. Not that of the packet rules beside IPVS, so that a node can move from one
 /// dataplane to the other while both tables exist.
-pub(crate) const TABLE: &str = "ipvs-proxier-maps";
+pub const TABLE: &str = "ipvs-proxier-maps";
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 

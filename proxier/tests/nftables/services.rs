@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use ::nftables::{RulesClient, Table};
-use proxier::testing::dataplane::nftables::table;
+use proxier::testing::dataplane::nftables::{TABLE, table};
 use proxier::testing::filter::{FilterConfig, LocalMode};
 use proxier::testing::manifests::{self, Options};
 use proxier::testing::plan::{
@@ -15,8 +15,6 @@ use proxier::testing::store::{Snapshot, Touched};
 use crate::{assert_same, lines, nft};
 
 const CLUSTER: &str = include_str!("../conformance/cluster.yaml");
-
-const NAME: &str = "ipvs-proxier";
 
 /// The addresses of the node.
 const ADDRESSES: [&str; 2] = ["172.18.0.2", "fd00:172:18::2"];
@@ -57,7 +55,7 @@ fn planned(manifests: impl Display, addresses: &[&str]) -> Desired {
 }
 
 /// Returns the configuration of rules with the Pod networks of the conformance data.
-fn rules() -> FilterConfig {
+pub(super) fn rules() -> FilterConfig {
     let networks = ["10.244.0.0/16", "fd00:244::/32"];
     FilterConfig {
         local_mode: LocalMode::ClusterCidr(networks.map(|it| it.parse().unwrap()).into()),
@@ -79,18 +77,18 @@ fn the_table_of_the_conformance_cluster_in_nft_syntax() {
     });
     insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false,
         snapshot_path => "." }, {
-        insta::assert_snapshot!("services", table.named(NAME).to_string());
+        insta::assert_snapshot!("services", table.named(TABLE).to_string());
     });
 }
 
 #[test]
 fn nft_lists_the_table_as_we_print_it_and_it_is_not_written_again() {
     lab::test(|| {
-        let mut client = RulesClient::open(NAME).unwrap();
+        let mut client = RulesClient::open(TABLE).unwrap();
         let table = conformance();
         client.restore(&table).unwrap();
-        let listed = nft(&["list", "table", "inet", NAME], "").unwrap();
-        assert_same(&lines(&listed), &lines(&table.named(NAME).to_string()));
+        let listed = nft(&["list", "table", "inet", TABLE], "").unwrap();
+        assert_same(&lines(&listed), &lines(&table.named(TABLE).to_string()));
         nft(&["-j", "list", "ruleset"], "").unwrap();
         let generation = client.read_generation().unwrap();
         client.restore(&table).unwrap();

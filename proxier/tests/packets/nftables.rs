@@ -11,8 +11,8 @@ use std::time::Duration;
 use lab::net::{Cluster, Host, ask_udp_within};
 use nftables::RulesClient;
 use proxier::testing::clock;
-use proxier::testing::dataplane::nftables::Nftables;
-use proxier::testing::filter::{FilterConfig, TABLE};
+use proxier::testing::dataplane::nftables::{Nftables, TABLE};
+use proxier::testing::filter::FilterConfig;
 use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 use proxier::testing::sync::Proxier;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lab::net::{Answer, Cluster, Connection, UdpClient};
 use proxier::testing::clock;
 use proxier::testing::dataplane::Dataplane as _;
-use proxier::testing::filter::TABLE;
+use proxier::testing::dataplane::nftables::TABLE;
 use proxier::testing::model::Protocol;
 
 use super::super::scene::{flows, nft};
@@ -67,16 +67,16 @@ fn what_other_programs_change_is_repaired_and_connections_continue() {
         let mut open = Open::all(&maps);
         let before = listing();
         for sabotage in [
-            "delete table inet ipvs-proxier",
-            "flush chain inet ipvs-proxier dispatch",
-            "flush map inet ipvs-proxier frontends-4",
-            "delete element inet ipvs-proxier endpoints-6 { fd00:10:96::1 . udp . 53 . 0x00000001 }",
-            "add rule inet ipvs-proxier new drop",
-            "add chain inet ipvs-proxier foreign { type filter hook forward priority 0; policy drop; }",
-            "add set inet ipvs-proxier foreign { type ipv4_addr; }",
+            "delete table inet T",
+            "flush chain inet T dispatch",
+            "flush map inet T frontends-4",
+            "delete element inet T endpoints-6 { fd00:10:96::1 . udp . 53 . 0x00000001 }",
+            "add rule inet T new drop",
+            "add chain inet T foreign { type filter hook forward priority 0; policy drop; }",
+            "add set inet T foreign { type ipv4_addr; }",
         ] {
             assert!(!maps.proxier.dataplane_mut().finds_changed_rules());
-            nft(&maps.cluster.node, sabotage);
+            nft(&maps.cluster.node, &sabotage.replace('T', TABLE));
             assert!(
                 maps.proxier.dataplane_mut().finds_changed_rules(),
                 "{sabotage}"
@@ -168,8 +168,13 @@ fn an_edit_drains_and_a_deletion_does_not() {
         open[6..].iter_mut().for_each(Open::check);
         let tracked = flows(Protocol::Tcp);
         let of_web = ["10.96.1.1:80 ", "[fd00:10:96::1]:80 ", "198.51.100.2:80 "];
-        let is_of_web = |flow: &String| of_web.iter().any(|it| flow.starts_with(it));
-        assert!(!tracked.iter().any(is_of_web), "{tracked:?}");
+        // Packets of their clients are tracked again, but reach no Pod.
+        let is_of_web = |flow: &&String| of_web.iter().any(|it| flow.starts_with(it));
+        let mut at_pods = tracked
+            .iter()
+            .filter(is_of_web)
+            .filter(|it| it.ends_with(":8080"));
+        assert_eq!(at_pods.next(), None, "{tracked:?}");
         assert!(
             tracked
                 .iter()
