@@ -121,6 +121,7 @@ impl fmt::Display for Hook {
             (_, 0) => f.write_str("filter")?,
             (_, 50) => f.write_str("security")?,
             ("prerouting", -110) => f.write_str("dstnat - 10")?,
+            ("prerouting", -102) => f.write_str("dstnat - 2")?,
             ("prerouting", -101) => f.write_str("dstnat - 1")?,
             ("prerouting", -99) => f.write_str("dstnat + 1")?,
             ("postrouting", 99) => f.write_str("srcnat - 1")?,

@@ -4,7 +4,7 @@
 //!  prerouting, output
 //!   -110 new: guarded ─▶ source ranges, no endpoint: drop, reject, or return
 //!             masqueraded, else service address ─▶ who is masqueraded: sets a bit of the mark
-//!   -101 frontends: address, protocol, port ─▶ pick: draws a slot ─▶ endpoints: the same and the slot ─▶ destination NAT
+//!   -102 frontends: address, protocol, port ─▶ pick: draws a slot ─▶ endpoints: the same and the slot ─▶ destination NAT
 //!    -99 new: translated ─▶ sticky ─▶ learn: the client's endpoint, for session affinity
 //!             a service address still ─▶ refuse: unlisted ports
 //!  postrouting

@@ -240,7 +240,11 @@ fn ask(host: &Host, client: &str, frontend: &str, times: usize) -> Answers {
     answers
 }
 
-fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Proxier<Ipvs<Linux>> {
+pub(crate) fn start(
+    form: ServiceAddresses,
+    packets: &FilterConfig,
+    state: &TempDir,
+) -> Proxier<Ipvs<Linux>> {
     let config = plan::PlanConfig {
         node_name: "node-a".into(),
         scheduler: "rr".into(),
@@ -256,8 +260,8 @@ fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Pro
         .filtering(packets.clone())
 }
 
-/// Programs the kernel for the Services of `manifests` and no others.
-pub(crate) fn program<D: Dataplane>(proxier: &mut Proxier<D>, manifests: impl Display) {
+/// Gives `proxier` the Services of `manifests` and no others.
+pub(crate) fn receive<D: Dataplane>(proxier: &mut Proxier<D>, manifests: impl Display) {
     let options = manifests::Options {
         service_cidr: Vec::new(),
         node_name: "node-a".into(),
@@ -266,6 +270,11 @@ pub(crate) fn program<D: Dataplane>(proxier: &mut Proxier<D>, manifests: impl Di
     let loaded = manifests::parse(&manifests.to_string(), "test.yaml", &options);
     assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
     proxier.receive(loaded.events);
+}
+
+/// Programs the kernel for the Services of `manifests` and no others.
+pub(crate) fn program<D: Dataplane>(proxier: &mut Proxier<D>, manifests: impl Display) {
+    receive(proxier, manifests);
     let applied = proxier.sync(clock::since_boot()).unwrap();
     let failures: Vec<_> = applied.failures().collect();
     assert!(failures.is_empty(), "{failures:?}");

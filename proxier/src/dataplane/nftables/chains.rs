@@ -19,8 +19,9 @@ use crate::dataplane::ipvs::filter::{
 
 /// After connection tracking (-200), and before destination NAT.
 const BEFORE_NAT: i32 = -110;
-/// Before other programs' destination NAT (-100), which then skips the connection.
-const NAT: i32 = -101;
+/// Before other programs' destination NAT (-100), which then skips the connection, and before the shield of the rules
+/// beside IPVS (-101): while both tables exist, this one serves until IPVS is complete.
+const NAT: i32 = -102;
 /// After the kernel's destination NAT (-100), at which the NAT chains of all programs run.
 const AFTER_NAT: i32 = -99;
 /// Before other programs' source NAT (100).
@@ -103,8 +104,7 @@ fn new() -> Vec<Rule> {
     for map in [GUARDED, EXTERNAL_FRONTENDS] {
         rules.extend(FAMILIES.map(|family| rule([frontend_map(family, map)])));
     }
-    let cluster_ip =
-        FAMILIES.map(|it| rule([addressed_to(it, SERVICE_ADDRESSES), goto(CLUSTER_IP)]));
+    let cluster_ip = FAMILIES.map(|it| rule([addressed_to(it, CLUSTER_IPS), goto(CLUSTER_IP)]));
     rules.extend(cluster_ip);
     rules
 }

@@ -2,15 +2,19 @@
 
 use std::time::Duration;
 
+use ::nftables::RulesClient;
 use lab::net::{Answer, Cluster, Connection, UdpClient};
 use proxier::testing::clock;
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::nftables::TABLE;
+use proxier::testing::filter::{self, FilterConfig};
 use proxier::testing::model::Protocol;
+use proxier::testing::plan::ServiceAddresses;
 
-use super::super::scene::{flows, nft};
+use super::super::scene::{self, flows, nft};
 use super::super::services::{POD_B1, POD1, POD2, Port, Services};
 use super::{Maps, generation};
+use crate::check_dual;
 
 /// TCP frontends of Service web and Service local, each with a client.
 const TCP: [(&str, &str); 8] = [
@@ -215,6 +219,30 @@ fn udp_clients_leave_a_removed_endpoint_at_once() {
         for (client, pod) in of_local {
             assert_eq!(client.ask().backend(), Some(&**pod));
         }
+    });
+}
+
+/// While a node moves to IPVS, the rules beside it exist before its virtual servers.
+#[test]
+fn the_rules_beside_ipvs_take_no_connection() {
+    lab::test(|| {
+        let maps = Maps::new(Services::dual());
+        let mut ipvs = scene::start(
+            ServiceAddresses::Loopback,
+            &FilterConfig {
+                local_mode: scene::cluster_networks(),
+                ..FilterConfig::default()
+            },
+            &tempfile::tempdir().unwrap(),
+        );
+        scene::receive(&mut ipvs, Services::dual());
+        ipvs.preview(clock::since_boot()).unwrap();
+        let table = ipvs.filter().unwrap().table(ipvs.wanted());
+        let mut rules = RulesClient::open(filter::TABLE).unwrap();
+        rules.restore(&table).unwrap();
+        check_dual(maps.clients(), "unreachable");
+        rules.delete().unwrap();
+        check_dual(maps.clients(), "unreachable");
     });
 }
 
