@@ -151,6 +151,13 @@ impl Row {
         clients.ask_for(&self.client, &self.frontend, &expected, times)
     }
 
+    /// Returns whether clients may get these answers, perhaps not all that they may get.
+    pub(crate) fn permits(&self, answers: &BTreeSet<String>) -> bool {
+        let expected = self.expected();
+        let expected = without_icmp_errors(&expected);
+        self.frontend == AFFINITY || (without_icmp_errors(answers)).is_subset(&expected)
+    }
+
     /// Returns how the answers differ, if they do.
     fn difference(&self, answers: &BTreeSet<String>) -> Option<String> {
         let expected = self.expected();
@@ -194,7 +201,7 @@ impl Row {
 /// A client that waits cannot tell a dropped packet from a packet without a route.
 fn without_icmp_errors(answers: &BTreeSet<String>) -> BTreeSet<&str> {
     let word = |answer| match answer {
-        "unreachable" | "enetunreach" => "timeout",
+        "unreachable" | "enetunreach" | "ehostunreach" => "timeout",
         other => other,
     };
     answers.iter().map(|answer| word(&**answer)).collect()
