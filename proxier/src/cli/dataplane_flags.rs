@@ -137,6 +137,15 @@ impl DataplaneFlags {
         }
     }
 
+    /// Returns the dataplane that a kernel is prepared for. A kernel that serves no IPVS needs the settings of nftables only.
+    pub(super) fn kernel_kind(&self, settings: &NodeSettings) -> DataplaneKind {
+        match self.dataplane {
+            Some(DataplaneFlag::Nftables) => DataplaneKind::Nftables,
+            None if settings.is_nftables => DataplaneKind::Nftables,
+            _ => DataplaneKind::Ipvs,
+        }
+    }
+
     /// Starts the relay.
     pub(super) fn start(&self, local_mode: &LocalMode) -> Result<Userspace, Failure> {
         let mut limits = RelayLimits::default();

@@ -2,24 +2,19 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::SyncSender;
 use std::time::SystemTime;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use ipvs_netlink::Timeouts;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use super::dataplane_flags::{Chosen, DataplaneFlags, DataplaneKind};
 use super::foreign_chain_flags::ForwardDropFlag;
 use super::serve_flags::ServeFlags;
-use super::stop_requests::StopRequests;
 use super::takeover_flag::TakeoverFlag;
-use super::{
-    ExcludeFlags, NodeFlags, Setup, StateFlags, cleanup_command, config_file, print, process,
-};
+use super::{ExcludeFlags, NodeFlags, Setup, StateFlags, cleanup_command, print, process};
 use crate::cli::config::{NodeSettings, Resolved};
 use crate::daemon::{
     ChainCheck, Daemon, FormerIpvs, FormerNftables, KernelSettings, MarkChainCheck, Meter, Periods,
@@ -33,15 +28,21 @@ use crate::dataplane::ipvs::{Ipvs, Owners};
 use crate::dataplane::nftables::{self, Nftables};
 use crate::host::namespace_lock::NamespaceLock;
 use crate::host::predecessor::MarkChainUse;
-use crate::host::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
+use crate::host::sysctl::SysctlConfig;
 use crate::host::{ForeignChains, MarkChains, Treatment, Treatments, foreign_chains};
 use crate::observe::instruments::{self, Exporter};
-use crate::observe::serve::{self, BindFailures, OnBindFailure, Sources};
+use crate::observe::serve::{self, BindFailures, Sources};
 use crate::plan::{PlanConfig, ServiceAddresses};
 use crate::reconcile::Proxier;
 use crate::sources::events::EventTimes;
-use crate::sources::message::{Message, QUEUE_LENGTH};
+use crate::sources::message::Message;
 use crate::sources::watch::Watch;
+
+mod inbox;
+mod kernel_setup;
+
+use inbox::{Inbox, send_changes_of_addresses, send_changes_of_machine};
+use kernel_setup::{init_only, kernel_settings, set_ipvs_timeouts};
 
 /// Flags of `run`.
 #[derive(Args, Debug)]
@@ -133,7 +134,8 @@ impl Flags {
         );
         let setup = self.node.setup(settings)?;
         if command.is_true("init-only") {
-            return init_only(&setup, &self.sysctl(&setup));
+            let kind = self.dataplane.kernel_kind(&setup.settings);
+            return init_only(&setup, &self.sysctl(&setup), kind);
         }
         self.serve(&resolved, &setup)
     }
@@ -170,7 +172,7 @@ impl Flags {
         // lost.
         let (form, devices) = (self.node.local_addresses()?, &self.node.yield_devices);
         send_changes_of_addresses(form, devices, linux.addresses_port(), &inbox.sender)?;
-        let (rules, rules_port) = (inbox.sender.clone(), linux.rules_port());
+        let (sender, rules_port) = (inbox.sender.clone(), linux.rules_port());
         let settings = &setup.settings;
         let mark = packets.masquerade_bit.mark();
         let plan = PlanConfig {
@@ -184,32 +186,18 @@ impl Flags {
         let dataplane = Beside::new(ipvs, self.dataplane.start_companion()?);
         let proxier =
             Proxier::of(dataplane, plan).ignoring_external_ips(settings.ignores_external_ips);
-        let equip = |mut daemon: Daemon<Beside<Ipvs<Linux>>>| {
+        let equip = |daemon| {
             let treatments = self.forward.treatments(&self.node.packets.input);
-            daemon = daemon
-                .doing(KernelSettings::new(kernel_settings(
-                    &self.sysctl(setup),
-                    Some(kernel_version()),
-                )))
-                .monitoring_rules(move || {
-                    monitor::rules(
-                        filter::TABLE,
-                        rules_port,
-                        foreign_chains::concerns,
-                        move |tampering| rules.send(Message::RulesChanged(tampering)).is_ok(),
-                    );
-                })
-                .doing(ChainCheck::new(ForeignChains::open(treatments)?));
-            let mut mark_chain = MarkChainUse::KubeProxy;
-            if self.compat_chains {
-                daemon = daemon.doing(MarkChainCheck::new(MarkChains::open(mark)?));
-                mark_chain = MarkChainUse::Plugins;
-            }
-            daemon = daemon.doing(FormerNftables::open()?);
-            Ok(match self.takeover.takeover(setup, mark_chain)? {
-                Some(takeover) => daemon.doing(takeover),
-                None => daemon,
-            })
+            let rules = (filter::TABLE, rules_port);
+            let daemon = self.equip(
+                daemon,
+                setup,
+                DataplaneKind::Ipvs,
+                rules,
+                (treatments, mark),
+                sender,
+            )?;
+            self.succeed(daemon.doing(FormerNftables::open()?), setup)
         };
         let (daemon, code) = self.run_daemon(proxier, DataplaneKind::Ipvs, start, inbox, equip)?;
         tracing::info!("stopping; the kernel keeps its state and continues to serve");
@@ -224,6 +212,9 @@ impl Flags {
         let _lock = NamespaceLock::acquire()?;
         self.node.ensure_no_local_addresses()?;
         let setup = start.setup;
+        if setup.settings.ipvs_timeouts != Timeouts::default() {
+            tracing::warn!("the timeouts of IPVS have no effect with the dataplane nftables");
+        }
         let packets = self.node.packets.config(&setup.settings)?;
         let mark = packets.masquerade_bit.mark();
         let devices = &self.node.yield_devices;
@@ -233,43 +224,31 @@ impl Flags {
         let plan = self.plan(setup, DataplaneKind::Nftables);
         let (form, port) = (plan.service_addresses, dataplane.addresses_port());
         send_changes_of_machine(form, devices, port, &inbox.sender)?;
-        let (rules, rules_port) = (inbox.sender.clone(), dataplane.rules_port());
+        let (sender, rules_port) = (inbox.sender.clone(), dataplane.rules_port());
         let former = self.former_ipvs(setup, &plan, packets)?;
         let dataplane = Beside::new(dataplane, self.dataplane.start_companion()?);
         let proxier =
             Proxier::of(dataplane, plan).ignoring_external_ips(setup.settings.ignores_external_ips);
-        let equip = |mut daemon: Daemon<Beside<Nftables>>| {
+        let equip = |daemon| {
             let treatments = Treatments {
                 answers: Treatment::Warn,
                 frontends: Treatment::Warn,
                 frontend_mark: 0,
             };
-            daemon = daemon
-                .doing(KernelSettings::new(kernel_settings(
-                    &self.sysctl(setup),
-                    None,
-                )))
-                .monitoring_rules(move || {
-                    monitor::rules(
-                        nftables::TABLE,
-                        rules_port,
-                        foreign_chains::concerns,
-                        move |it| rules.send(Message::RulesChanged(it)).is_ok(),
-                    );
-                })
-                .doing(ChainCheck::new(ForeignChains::open(treatments)?));
-            let mut mark_chain = MarkChainUse::KubeProxy;
-            if self.compat_chains {
-                daemon = daemon.doing(MarkChainCheck::new(MarkChains::open(mark)?));
-                mark_chain = MarkChainUse::Plugins;
-            }
-            if let Some(former) = former {
-                daemon = daemon.doing(former);
-            }
-            Ok(match self.takeover.takeover(setup, mark_chain)? {
-                Some(takeover) => daemon.doing(takeover),
+            let rules = (nftables::TABLE, rules_port);
+            let daemon = self.equip(
+                daemon,
+                setup,
+                DataplaneKind::Nftables,
+                rules,
+                (treatments, mark),
+                sender,
+            )?;
+            let daemon = match former {
+                Some(former) => daemon.doing(former),
                 None => daemon,
-            })
+            };
+            self.succeed(daemon, setup)
         };
         let (daemon, code) =
             self.run_daemon(proxier, DataplaneKind::Nftables, start, inbox, equip)?;
@@ -277,6 +256,44 @@ impl Flags {
         let patience = self.dataplane.stop_timeout();
         daemon.into_proxier().into_dataplane().stop(patience);
         Ok(code)
+    }
+
+    /// Adds the chores of a dataplane that programs the packet filter. `rules` are its table and the port of its changes,
+    /// `mark` the masquerade bit.
+    fn equip<D: Dataplane>(
+        &self,
+        daemon: Daemon<D>,
+        setup: &Setup,
+        kind: DataplaneKind,
+        (table, port): (&'static str, u32),
+        (treatments, mark): (Treatments, u32),
+        sender: SyncSender<Message>,
+    ) -> anyhow::Result<Daemon<D>> {
+        let settings = kernel_settings(&self.sysctl(setup), kind);
+        let daemon = daemon
+            .doing(KernelSettings::new(settings))
+            .monitoring_rules(move || {
+                monitor::rules(table, port, foreign_chains::concerns, move |tampering| {
+                    sender.send(Message::RulesChanged(tampering)).is_ok()
+                });
+            })
+            .doing(ChainCheck::new(ForeignChains::open(treatments)?));
+        Ok(match self.compat_chains {
+            true => daemon.doing(MarkChainCheck::new(MarkChains::open(mark)?)),
+            false => daemon,
+        })
+    }
+
+    /// Adds the removal of what kube-proxy left.
+    fn succeed<D: Dataplane>(&self, daemon: Daemon<D>, setup: &Setup) -> anyhow::Result<Daemon<D>> {
+        let mark_chain = match self.compat_chains {
+            true => MarkChainUse::Plugins,
+            false => MarkChainUse::KubeProxy,
+        };
+        Ok(match self.takeover.takeover(setup, mark_chain)? {
+            Some(takeover) => daemon.doing(takeover),
+            None => daemon,
+        })
     }
 
     /// Returns what an earlier process that programmed IPVS left; `None` if nothing shows one.
@@ -447,51 +464,6 @@ struct Start<'a> {
     owners: Arc<Owners>,
 }
 
-/// The messages for the daemon.
-struct Inbox {
-    sender: SyncSender<Message>,
-    messages: Receiver<Message>,
-    /// Becomes `true` when the source of objects is open. Until then, a signal ends the process at once: reading a file
-    /// may hang.
-    has_source: Arc<AtomicBool>,
-    /// Becomes `true` if the process stops because its configuration file changed; `None` without a file.
-    has_new_config: Option<Arc<AtomicBool>>,
-    /// Becomes `true` if the process stops because a server could not listen (`bindAddressHardFail`).
-    has_bind_failure: Arc<AtomicBool>,
-}
-
-impl Inbox {
-    /// Returns an inbox that receives a stop request on a signal and on a change of the configuration file.
-    fn open(resolved: &Resolved) -> anyhow::Result<Self> {
-        let (sender, messages) = sync_channel(QUEUE_LENGTH);
-        let has_source = Arc::<AtomicBool>::default();
-        stop_on_signals(sender.clone(), has_source.clone())?;
-        let file = resolved.file();
-        let has_new_config = file.map(|path| config_file::watch(path, sender.clone()));
-        Ok(Self {
-            sender,
-            messages,
-            has_source,
-            has_new_config: has_new_config.transpose()?,
-            has_bind_failure: Arc::default(),
-        })
-    }
-
-    /// Returns what a server does that cannot listen. A process that ends so stops as on a signal, so that
-    /// its Event is written.
-    fn on_bind_failure(&self, setup: &Setup) -> OnBindFailure {
-        if !setup.settings.servers.hard_fail {
-            return OnBindFailure::Retry;
-        }
-        let (sender, has_failed) = (self.sender.clone(), self.has_bind_failure.clone());
-        OnBindFailure::End(Box::new(move || {
-            has_failed.store(true, Ordering::Relaxed);
-            // Fails if the daemon has stopped already.
-            let _ = sender.send(Message::Stop);
-        }))
-    }
-}
-
 /// Returns the text of `--version` or `--version=raw`.
 fn version(form: &str) -> String {
     let version = env!("CARGO_PKG_VERSION");
@@ -511,107 +483,4 @@ fn write_config(resolved: &Resolved, path: &str) -> anyhow::Result<ExitCode> {
     std::fs::write(path, text).with_context(|| format!("writing the configuration to {path}"))?;
     tracing::info!("wrote the configuration to {path}");
     Ok(ExitCode::SUCCESS)
-}
-
-/// `--init-only`: makes the changes for which a container must be privileged.
-///
-/// Exit code: 0 if every setting has its value. kube-proxy needs the API server for this; this program
-/// does not.
-fn init_only(setup: &Setup, sysctl: &SysctlConfig) -> anyhow::Result<ExitCode> {
-    // Opening IPVS loads its module, and the settings exist only with the module.
-    let mut linux = Linux::open(ServiceAddresses::default())?;
-    set_ipvs_timeouts(&mut linux, setup);
-    let settings = kernel_settings(sysctl, Some(kernel_version()));
-    let report = Roots::default().apply(&settings);
-    for (setting, _) in &report.written {
-        tracing::info!("set {setting}");
-    }
-    let warnings = report.warnings();
-    for warning in &warnings {
-        tracing::error!("{warning}");
-    }
-    Ok(match warnings.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    })
-}
-
-/// Sets the timeouts of IPVS. A failure is logged only, as in kube-proxy.
-fn set_ipvs_timeouts(linux: &mut Linux, setup: &Setup) {
-    let timeouts = setup.settings.ipvs_timeouts;
-    if timeouts == Timeouts::default() {
-        return;
-    }
-    match linux.set_ipvs_timeouts(&timeouts) {
-        Ok(()) => tracing::info!(
-            tcp = timeouts.tcp_secs,
-            tcp_fin = timeouts.tcp_fin_secs,
-            udp = timeouts.udp_secs,
-            "set the IPVS timeouts, in seconds; 0 keeps the kernel's"
-        ),
-        Err(error) => tracing::error!("{error}; IPVS keeps its timeouts"),
-    }
-}
-
-/// Returns the desired settings of this machine's kernel. `ipvs` as in [`sysctl::desired_settings`].
-fn kernel_settings(config: &SysctlConfig, ipvs: Option<KernelVersion>) -> Vec<Setting> {
-    let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-    let processors = u32::try_from(processors).unwrap_or(u32::MAX);
-    sysctl::desired_settings(config, ipvs, processors)
-}
-
-/// Returns the kernel's version; if it is unreadable, one newer than all known ones: only old kernels need additional
-/// settings.
-fn kernel_version() -> KernelVersion {
-    sysctl::kernel().unwrap_or(KernelVersion(u32::MAX, 0))
-}
-
-/// Starts a thread that sends a stop request on SIGTERM and SIGINT.
-fn stop_on_signals(
-    listener: SyncSender<Message>,
-    has_source: Arc<AtomicBool>,
-) -> anyhow::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("installing signal handlers")?;
-    std::thread::spawn(move || {
-        let mut requests = StopRequests::new(listener);
-        for _ in signals.forever() {
-            // If nobody reads the queue yet, exit at once: the kernel continues to serve.
-            let is_read = has_source.load(Ordering::Relaxed);
-            if !is_read || !requests.send() {
-                std::process::exit(0);
-            }
-        }
-    });
-    Ok(())
-}
-
-/// Starts a thread that sends a message when the machine's own addresses change.
-///
-/// `port` is the netlink port of our own changes.
-fn send_changes_of_machine(
-    form: ServiceAddresses,
-    yield_devices: &[String],
-    port: u32,
-    listener: &SyncSender<Message>,
-) -> anyhow::Result<()> {
-    let addresses = listener.clone();
-    monitor::addresses(form, yield_devices, port, move || {
-        addresses.send(Message::MachineChanged).is_ok()
-    })?;
-    Ok(())
-}
-
-/// Starts threads that send a message when another program changes addresses or local routes.
-///
-/// `port` is the netlink port of our own changes.
-fn send_changes_of_addresses(
-    form: ServiceAddresses,
-    yield_devices: &[String],
-    port: u32,
-    listener: &SyncSender<Message>,
-) -> anyhow::Result<()> {
-    send_changes_of_machine(form, yield_devices, port, listener)?;
-    let routes = listener.clone();
-    monitor::local_routes(port, move || routes.send(Message::AddressesChanged).is_ok())?;
-    Ok(())
 }
