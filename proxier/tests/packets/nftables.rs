@@ -13,6 +13,7 @@ use nftables::RulesClient;
 use proxier::testing::clock;
 use proxier::testing::dataplane::nftables::{Nftables, TABLE};
 use proxier::testing::filter::FilterConfig;
+use proxier::testing::model::TrafficPolicy;
 use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
 use proxier::testing::sync::Proxier;
 
@@ -178,6 +179,56 @@ fn sctp_is_translated_as_tcp() {
         let frontends = ["sctp 10.96.1.1:53", "sctp [fd00:10:96::1]:53"].map(String::from);
         let both = ["pod1/client", "podB1/client"];
         check_in(maps.clients(), "pod3", &frontends, &both);
+    });
+}
+
+/// A client outside was led to an endpoint of another node, which serves clients inside only under policy Local.
+#[test]
+fn affinity_ends_where_policy_local_forbids_the_endpoint() {
+    lab::test(|| {
+        let services = |policy| {
+            Services::dual().edit("web", |web| {
+                web.has_affinity = true;
+                web.external_policy = policy;
+            })
+        };
+        let mut maps = Maps::new(services(TrafficPolicy::Cluster));
+        let frontends = [
+            at("198.51.100.1", "2001:db8:51::1", 80, 53),
+            at("198.51.100.2", "2001:db8:51::2", 80, 53),
+            at("172.18.0.2", "fd00:172:18::2", 30080, 30053),
+        ];
+        let frontends = frontends.as_flattened();
+        let ask = |maps: &Maps, client, to: &String| {
+            let answers = maps.clients().ask(client, to, 4);
+            assert_eq!(answers.len(), 1, "{client} to {to}: {answers:?}");
+            answers.into_iter().next().unwrap()
+        };
+        let all = |maps: &Maps, client| -> Vec<String> {
+            frontends.iter().map(|to| ask(maps, client, to)).collect()
+        };
+        let (outside, inside) = (all(&maps, "ext"), all(&maps, "pod3"));
+        assert!(
+            outside.iter().any(|it| it.starts_with("podB1/")),
+            "{outside:?}"
+        );
+        for restarts in [false, true] {
+            maps.program(services(TrafficPolicy::Cluster));
+            all(&maps, "ext");
+            if restarts {
+                maps.restart(services(TrafficPolicy::Local));
+            } else {
+                maps.program(services(TrafficPolicy::Local));
+            }
+            for answer in all(&maps, "ext") {
+                assert_eq!(answer, "pod1/client", "a restart: {restarts}");
+            }
+        }
+        // Clients inside reach both, and those at the endpoint that all may have stay there.
+        for (before, after) in inside.iter().zip(all(&maps, "pod3")) {
+            let stays = !before.starts_with("pod1/") || after.starts_with("pod1/");
+            assert!(stays, "{before}, then {after}");
+        }
     });
 }
 
