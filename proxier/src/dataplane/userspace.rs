@@ -269,9 +269,12 @@ impl Dataplane for Userspace {
         };
         let leaving = self.draining.iter().filter(is_leaving);
         let addresses = leaving.map(|frontend| frontend.address);
+        let before = planned.planner.kept_addresses();
         // Another machine may have the address of a node port by now.
-        let is_service_address =
-            |address: &IpAddr| self.addresses.has(address) && !planned.machine.has(address);
+        let is_service_address = |address: &IpAddr| {
+            let is_local = before.contains(address) || self.addresses.has(address);
+            is_local && !planned.machine.has(address)
+        };
         Ok(addresses.filter(is_service_address).collect())
     }
 
