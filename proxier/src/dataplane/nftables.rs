@@ -220,6 +220,7 @@ impl Dataplane for Nftables {
         if !self.is_known() {
             self.rules.start(planned, &self.found);
             self.note_found(planned, now);
+            self.departures.find(&mut self.flows, planned, now);
             self.found = Table::default();
         }
         Ok(false)

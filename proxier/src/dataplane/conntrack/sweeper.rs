@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tracing::Level;
 
-use super::{ConntrackClient, Stale, Swept};
+use super::{ConntrackClient, Flow, Stale, Swept};
+use crate::cluster::model::{Family, Protocol};
 use crate::dataplane::Failure;
 use crate::util::clock;
 use crate::util::conditions::{Coverage, LastingConditions};
@@ -34,6 +35,15 @@ impl Sweeper {
             next: Duration::ZERO,
             missing: LastingConditions::default(),
         })
+    }
+
+    /// Calls `each` for every TCP connection; for none if the kernel cannot list them.
+    pub(crate) fn each_connection(&mut self, mut each: impl FnMut(Flow)) {
+        for family in [Family::V4, Family::V6] {
+            if let Err(error) = self.client.each_flow(family, Protocol::Tcp, &mut each) {
+                tracing::debug!("{error}");
+            }
+        }
     }
 
     /// Deletes exactly the stale flows; none while the kernel lacks the module.

@@ -5,7 +5,7 @@
 //! later, because the answer may be on its way. TCP connections may continue until a
 //! deadline, or until their Service is deleted; then the client's next packet goes to another endpoint, which resets it.
 //!
-//! Deadlines are in memory: after a restart, the connections of endpoints that left before have none.
+//! Deadlines are in memory. A new process finds the connections of endpoints that left before, and their time begins again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -112,6 +112,29 @@ impl Departures {
                 self.drains.remove(&(frontend, endpoint));
             }
         }
+    }
+
+    /// Begins the drains of endpoints that left planned frontends before this process began and have connections.
+    ///
+    /// # Cost
+    /// A dump of all TCP connections.
+    pub(super) fn find(&mut self, sweeper: &mut Sweeper, planned: Planned<'_>, now: Duration) {
+        let frontends = &planned.desired().frontends;
+        sweeper.each_connection(|flow| {
+            let (frontend, endpoint) = (flow.frontend(), flow.reply.source);
+            let is_translated = endpoint != flow.original.destination;
+            if let Some(plan) = frontends.get(&frontend).filter(|_| is_translated)
+                && !endpoints(plan).any(|it| it == endpoint)
+            {
+                let drain = || Drain {
+                    until: now + plan.profile.drain,
+                    service: Some(plan.owner.service.clone()),
+                };
+                self.drains
+                    .entry((frontend, endpoint))
+                    .or_insert_with(drain);
+            }
+        });
     }
 
     /// Ends the drains of deleted Services. `touched` are the Services that events touched.

@@ -141,6 +141,8 @@ fn connections_to_a_removed_endpoint_end_at_the_deadline() {
             let answer = maps.clients().host(client).ask_tcp(*to);
             assert_eq!(answer.backend(), Some("pod2"), "{client} to {to}: {answer}");
         }
+        // A new process knows the endpoint that left by its connections.
+        maps.restart(services(&[POD2]));
         maps.round(Duration::from_secs(50));
         open.iter_mut().for_each(Open::check);
         maps.round(Duration::from_secs(70));
