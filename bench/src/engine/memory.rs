@@ -8,8 +8,9 @@ use super::daemon::{self, Daemon};
 use super::{Flags, megabytes};
 use crate::process::Memory;
 
-/// Maximum resident memory of 10,000 x 10, in bytes: of the static program, the only one that is shipped.
-const MAX_RESIDENT: u64 = 45_000_000;
+/// Maximum resident memory of 10,000 x 10, in megabytes: of the static program, the only one that is shipped
+/// (`--proxier`).
+const MAX_MEGABYTES: u64 = 30;
 
 /// Runs the executable `program` against an API server with the objects of `cluster`.
 ///
@@ -34,13 +35,15 @@ impl Flags {
         let program = self.program()?;
         let figures = lab::in_fresh_network(|| measure(&program, cluster))??;
         println!(
-            "memory of the daemon, {} Services x {} endpoints, Linux {} (limit: 45 MB)\n",
+            "memory of the daemon, {} Services x {} endpoints, Linux {} (limit: {MAX_MEGABYTES} MB)\n",
             cluster.services,
             cluster.endpoints,
             lab::kernel_release(),
         );
-        if figures[1].resident * 1024 > MAX_RESIDENT {
-            exceeded.push("the daemon has more than 45 MB of resident memory".to_owned());
+        if figures[1].resident * 1024 > MAX_MEGABYTES * 1_000_000 {
+            exceeded.push(format!(
+                "the daemon has more than {MAX_MEGABYTES} MB of resident memory"
+            ));
         }
         for (when, memory) in ["programmed", "read back"].into_iter().zip(figures) {
             let Memory {
