@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::message::{
     find, read_daemon, read_destination, read_service, write_header, write_service_key,
 };
-use crate::service::{ServiceEntry, ServiceKey};
+use crate::service::{Service, ServiceEntry, ServiceKey};
 use crate::sys::{
     IPVS_CMD_ATTR_DAEMON, IPVS_CMD_ATTR_DEST, IPVS_CMD_ATTR_SERVICE, IPVS_CMD_GET_DAEMON,
     IPVS_CMD_GET_DEST, IPVS_CMD_GET_SERVICE, IPVS_GENL_VERSION,
@@ -42,7 +42,7 @@ impl Client {
     pub fn services(&mut self) -> Result<Vec<ServiceEntry>> {
         let mut services = Vec::new();
         for _ in 0..DUMP_TRIES {
-            self.dump_services(&mut services)?;
+            self.dump_services(|entry| entry, &mut services)?;
             if has_no_duplicate(&services) {
                 return Ok(services);
             }
@@ -51,16 +51,16 @@ impl Client {
         Err(netlink::Error::DumpInterrupted { tries: DUMP_TRIES }.into())
     }
 
-    /// Returns the virtual servers of one dump, in the kernel's order.
+    /// Returns the virtual servers of one dump, in the kernel's order, without their statistics.
     ///
     /// While virtual servers are added or deleted, some may be missing or listed twice, as in each of the dumps of
     /// [`Client::services`]. [`Client::service`] shows whether one exists.
     ///
     /// # Errors
     /// [`crate::Error::is_permission_denied`]; [`crate::Error::is_transient`].
-    pub fn services_once(&mut self) -> Result<Vec<ServiceEntry>> {
+    pub fn services_once(&mut self) -> Result<Vec<Service>> {
         let mut services = Vec::new();
-        self.dump_services(&mut services)?;
+        self.dump_services(|entry| entry.service, &mut services)?;
         Ok(services)
     }
 
@@ -76,7 +76,7 @@ impl Client {
         let mut seen = HashSet::new();
         let mut confirmations = 0;
         for number in 0..DUMP_TRIES {
-            let bytes = self.dump_services(&mut services)?;
+            let bytes = self.dump_services(|entry| entry, &mut services)?;
             let before = all.len();
             all.extend(services.iter().filter(|it| seen.insert(it.service.key)));
             if number == 0 && bytes < LEAST_FULL {
@@ -105,14 +105,19 @@ impl Client {
         Ok(all)
     }
 
-    /// Replaces the content of `services` by a dump. Returns its size in bytes.
-    fn dump_services(&mut self, services: &mut Vec<ServiceEntry>) -> Result<usize> {
+    /// Replaces the content of `services` by what `keep` returns for each entry of a dump. Returns the dump's size in
+    /// bytes.
+    fn dump_services<T>(
+        &mut self,
+        keep: impl Fn(ServiceEntry) -> T,
+        services: &mut Vec<T>,
+    ) -> Result<usize> {
         self.dump(
             IPVS_CMD_GET_SERVICE,
             "reading the services",
             |_| {},
             IPVS_CMD_ATTR_SERVICE,
-            read_service,
+            |attribute| read_service(attribute).map(&keep),
             services,
         )
     }

@@ -214,14 +214,11 @@ impl Kernel for Linux {
     }
 
     fn services(&mut self) -> Result<Vec<ipvs::Service>, Failure> {
-        let entries = self.ipvs.services_once()?;
+        let mut services = self.ipvs.services_once()?;
         let mut order = revival::ServerOrder::default();
-        entries
-            .iter()
-            .for_each(|entry| order.push(&entry.service.key));
+        services.iter().for_each(|service| order.push(&service.key));
         self.removal.learn_from_read(order);
-        let mut services: Vec<_> = entries.iter().map(|entry| entry.service).collect();
-        services.sort_by_key(|service| service.key);
+        services.sort_unstable_by_key(|service| service.key);
         services.dedup_by_key(|service| service.key);
         Ok(services)
     }
