@@ -49,7 +49,7 @@ use crate::cluster::problem::Problem;
 use crate::dataplane::ipvs::{MarkChanges, Wanted};
 use crate::plan::Changed;
 use crate::plan::frontend::Frontend;
-use nftables::{Command, Table, Value, hash};
+use nftables::{Command, Set, Table, Value, hash};
 
 mod addresses;
 mod admission;
@@ -76,6 +76,10 @@ use view::{Subjects, View, has_rules};
 
 /// The name of the table of family `inet`, and of its companion of family `arp`.
 pub const TABLE: &str = "ipvs-proxier";
+
+/// The number of parts after which the sets of a table that is made are packed. The table of a large cluster is made at a
+/// start, when the memory of the process is at its peak.
+const PACKED_AFTER: u32 = 20_000;
 
 /// The sum of the hashes of a table's parts.
 ///
@@ -155,7 +159,14 @@ impl Filter {
     pub fn table(&self, wanted: Wanted<'_>) -> Table {
         let mut table = chains::skeleton(&self.config, &self.node);
         let subjects = Subjects::all(wanted.desired(), &self.guards);
-        let mut add = |part: Part| part.put_into(&mut table);
+        let mut count = 0;
+        let mut add = |part: Part| {
+            part.put_into(&mut table);
+            count += 1;
+            if count % PACKED_AFTER == 0 {
+                table.sets.values_mut().for_each(Set::pack);
+            }
+        };
         self.add_parts(View::now(wanted), &subjects, &mut add);
         arp::link_parts(&self.links, &mut add);
         table
