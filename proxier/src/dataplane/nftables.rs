@@ -216,12 +216,19 @@ impl Dataplane for Nftables {
         missing.len() > before
     }
 
-    fn observe(&mut self, planned: Planned<'_>, _: Extent, now: Duration) -> Result<bool, Failure> {
+    fn observe(
+        &mut self,
+        planned: Planned<'_>,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<bool, Failure> {
         if !self.is_known() {
             self.rules.start(planned, &self.found);
             self.note_found(planned, now);
             self.departures.find(&mut self.flows, planned, now);
             self.found = Table::default();
+        } else if extent == Extent::All {
+            self.departures.forget_ended(&mut self.flows);
         }
         Ok(false)
     }

@@ -37,13 +37,15 @@ impl Sweeper {
         })
     }
 
-    /// Calls `each` for every TCP connection; for none if the kernel cannot list them.
-    pub(crate) fn each_connection(&mut self, mut each: impl FnMut(Flow)) {
+    /// Calls `each` for every TCP connection.
+    ///
+    /// # Errors
+    /// If the kernel cannot list them.
+    pub(crate) fn each_connection(&mut self, mut each: impl FnMut(Flow)) -> Result<(), Failure> {
         for family in [Family::V4, Family::V6] {
-            if let Err(error) = self.client.each_flow(family, Protocol::Tcp, &mut each) {
-                tracing::debug!("{error}");
-            }
+            self.client.each_flow(family, Protocol::Tcp, &mut each)?;
         }
+        Ok(())
     }
 
     /// Deletes exactly the stale flows; none while the kernel lacks the module.

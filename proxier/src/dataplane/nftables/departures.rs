@@ -28,6 +28,9 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// The shortest time between two sweeps for ended drains. Each reads all TCP connections.
 const PAUSE: Duration = Duration::from_secs(5);
 
+/// The number of drains at which a resync looks for those without connections. Most end long before their deadline.
+const MANY: usize = 1_000;
+
 /// The connections that departures left.
 #[derive(Debug)]
 pub(super) struct Departures {
@@ -120,7 +123,7 @@ impl Departures {
     /// A dump of all TCP connections.
     pub(super) fn find(&mut self, sweeper: &mut Sweeper, planned: Planned<'_>, now: Duration) {
         let frontends = &planned.desired().frontends;
-        sweeper.each_connection(|flow| {
+        let found = sweeper.each_connection(|flow| {
             let (frontend, endpoint) = (flow.frontend(), flow.reply.source);
             let is_translated = endpoint != flow.original.destination;
             if let Some(plan) = frontends.get(&frontend).filter(|_| is_translated)
@@ -135,6 +138,28 @@ impl Departures {
                     .or_insert_with(drain);
             }
         });
+        if let Err(failure) = found {
+            // They continue without a deadline.
+            tracing::debug!("{failure}");
+        }
+    }
+
+    /// Forgets drains without connections, if there are [`MANY`].
+    pub(super) fn forget_ended(&mut self, sweeper: &mut Sweeper) {
+        if self.drains.len() < MANY {
+            return;
+        }
+        let mut open = BTreeSet::new();
+        let found = sweeper.each_connection(|flow| {
+            let key = (flow.frontend(), flow.reply.source);
+            if self.drains.contains_key(&key) {
+                open.insert(key);
+            }
+        });
+        match found {
+            Ok(()) => self.drains.retain(|key, _| open.contains(key)),
+            Err(failure) => tracing::debug!("{failure}"),
+        }
     }
 
     /// Ends the drains of deleted Services. `touched` are the Services that events touched.

@@ -12,7 +12,7 @@ use proxier::testing::model::Protocol;
 use proxier::testing::plan::ServiceAddresses;
 
 use super::super::scene::{self, flows, nft};
-use super::super::services::{POD_B1, POD1, POD2, Port, Services};
+use super::super::services::{Endpoint, POD_B1, POD1, POD2, Port, Services};
 use super::{Maps, generation};
 use crate::check_dual;
 
@@ -128,11 +128,19 @@ fn connections_to_a_removed_endpoint_end_at_the_deadline() {
     lab::test(|| {
         let services = |endpoints: &[_]| {
             Services::dual().edit("web", |web| {
-                web.annotations = vec![("drain-seconds", DRAIN)];
+                let weights = "10.244.9.0/24:0, [fd00:244:9::/112]:0, *:1";
+                web.annotations = vec![("drain-seconds", DRAIN), ("weights", weights)];
                 *web = web.clone().endpoints(endpoints);
             })
         };
-        let mut maps = Maps::new(services(&[POD1, POD_B1]));
+        // So many that a resync forgets those without connections.
+        let idle = (1..=200).map(|number| {
+            let v4 = format!("10.244.9.{number}").leak();
+            let v6 = format!("fd00:244:9::{number:x}").leak();
+            Endpoint::new(v4, v6, "node-b")
+        });
+        let all: Vec<Endpoint> = idle.chain([POD1, POD_B1]).collect();
+        let mut maps = Maps::new(services(&all));
         let mut open = Open::all(&maps);
         maps.program(services(&[POD2]));
         let is_of_web = |place: usize| place < 6;
@@ -141,8 +149,10 @@ fn connections_to_a_removed_endpoint_end_at_the_deadline() {
             let answer = maps.clients().host(client).ask_tcp(*to);
             assert_eq!(answer.backend(), Some("pod2"), "{client} to {to}: {answer}");
         }
-        // A new process knows the endpoint that left by its connections.
-        maps.restart(services(&[POD2]));
+        let resynced = maps
+            .proxier
+            .resync(clock::since_boot() + Duration::from_secs(1));
+        assert_eq!(resynced.unwrap().failures().count(), 0);
         maps.round(Duration::from_secs(50));
         open.iter_mut().for_each(Open::check);
         maps.round(Duration::from_secs(70));
@@ -155,6 +165,29 @@ fn connections_to_a_removed_endpoint_end_at_the_deadline() {
             }
         }
         assert_eq!(maps.proxier.next_due(), None);
+    });
+}
+
+#[test]
+fn a_new_process_ends_the_connections_of_endpoints_that_left_before() {
+    lab::test(|| {
+        let services = |endpoints: &[_]| {
+            Services::dual().edit("web", |web| {
+                web.annotations = vec![("drain-seconds", DRAIN)];
+                *web = web.clone().endpoints(endpoints);
+            })
+        };
+        let mut maps = Maps::new(services(&[POD1, POD_B1]));
+        let mut open = Open::all(&maps);
+        maps.program(services(&[POD2]));
+        maps.restart(services(&[POD2]));
+        open.iter_mut().for_each(Open::check);
+        maps.round(Duration::from_secs(70));
+        let (of_web, of_local) = open.split_at_mut(6);
+        for open in of_web {
+            assert_eq!(open.connection.ask(), Answer::Reset);
+        }
+        of_local.iter_mut().for_each(Open::check);
     });
 }
 
