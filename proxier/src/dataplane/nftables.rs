@@ -54,6 +54,7 @@ mod departures;
 mod names;
 mod parts;
 mod pick;
+mod rounded;
 mod rules;
 mod served;
 mod slots;
@@ -64,6 +65,7 @@ use changes::NamedCommand;
 pub use changes::{Changes, Content};
 use departures::Departures;
 use names::{ENDPOINTS, EXTERNAL_FRONTENDS};
+use rounded::Rounded;
 use rules::Rules;
 pub(crate) use served::{Served, served};
 use slots::SCHEDULERS;
@@ -85,6 +87,7 @@ pub struct Nftables {
     rules: Rules,
     departures: Departures,
     capabilities: Capabilities,
+    rounded: Rounded,
     /// The networks of Pods in the whole cluster, as configured.
     config: FilterConfig,
     /// The frontends of an earlier process, until the first round.
@@ -103,6 +106,7 @@ impl Nftables {
             flows: Sweeper::open()?,
             rules: Rules::new(client, config.clone()),
             departures: Departures::default(),
+            rounded: Rounded::default(),
             capabilities: Capabilities {
                 has_full_affinity: true,
                 ..Capabilities::default()
@@ -202,6 +206,7 @@ impl Dataplane for Nftables {
             self.rules.follow(planned, changed);
             self.departures.follow(planned, changed, now);
         }
+        self.rounded.follow(planned.desired(), changed);
         let plans = changed.frontends.iter();
         let plans = plans.filter_map(|frontend| planned.desired().frontends.get(frontend));
         let all = plans.flat_map(|plan| {
@@ -346,12 +351,12 @@ impl Dataplane for Nftables {
         })
     }
 
-    fn problems(&self, _: Planned<'_>) -> Vec<Problem> {
-        Vec::new()
+    fn problems(&self, planned: Planned<'_>) -> Vec<Problem> {
+        self.rounded.problems(planned.desired())
     }
 
     fn problems_revision(&self) -> u64 {
-        0
+        self.rounded.revision
     }
 
     fn refusal(&self, _: Planned<'_>) -> Option<String> {

@@ -168,11 +168,22 @@ impl Slots {
     }
 }
 
+/// Returns whether the weights of `endpoints` need more slots than a frontend gets, so that shares are rounded.
+pub(super) fn are_rounded(endpoints: &[SelectedEndpoint], balancing: &Balancing) -> bool {
+    let uses_weights = !["rr", "mh", "dh", "fo"].contains(&&*balancing.scheduler);
+    let weights = endpoints.iter().map(|endpoint| endpoint.weight);
+    uses_weights && units(weights).0 > MOST_BY_WEIGHT
+}
+
+/// Returns the sum of the weights after division by their greatest common divisor, and the divisor.
+fn units(weights: impl Iterator<Item = u16> + Clone) -> (u64, u64) {
+    let divisor = weights.clone().map(u64::from).fold(0, gcd).max(1);
+    (weights.map(u64::from).sum::<u64>() / divisor, divisor)
+}
+
 /// Returns a slot for each unit of weight, after division by the greatest common divisor.
 fn by_weight(serving: &[(SocketAddr, u16)]) -> Vec<SocketAddr> {
-    let weights = || serving.iter().map(|(_, weight)| u64::from(*weight));
-    let divisor = weights().fold(0, gcd).max(1);
-    let total = weights().sum::<u64>() / divisor;
+    let (total, divisor) = units(serving.iter().map(|(_, weight)| *weight));
     let slots = serving.iter().flat_map(|(endpoint, weight)| {
         let weight = u64::from(*weight) / divisor;
         let share = if total > MOST_BY_WEIGHT {
