@@ -207,6 +207,11 @@ impl Expressions<'_, '_> {
                 self.bitwise(&IPS_DST_NAT.to_ne_bytes(), &[0; 4]);
                 self.compare(Relation::IsNot, &[0; 4]);
             }
+            Match::Unconfirmed => {
+                self.load_ct(NFT_CT_STATUS, FIRST);
+                self.bitwise(&IPS_CONFIRMED.to_ne_bytes(), &[0; 4]);
+                self.compare(Relation::Is, &[0; 4]);
+            }
             // Marks are in host byte order, unlike addresses and ports.
             Match::HasMark(bits) => {
                 self.load(Selector::Mark, FIRST);

@@ -132,6 +132,8 @@ pub enum Match {
     Reply,
     /// Destination NAT changed its connection.
     Translated,
+    /// The packet is the first of its connection: no packet of it has left yet.
+    Unconfirmed,
     /// Its mark has all of these bits.
     HasMark(u32),
     /// Its mark is 0.
@@ -333,6 +335,7 @@ impl fmt::Display for Match {
             Self::Established => f.write_str("ct state established,related"),
             Self::Reply => f.write_str("ct direction reply"),
             Self::Translated => f.write_str("ct status dnat"),
+            Self::Unconfirmed => f.write_str("ct status ! confirmed"),
             Self::HasMark(bits) => {
                 let bits = Value::Mark(*bits);
                 write!(f, "meta mark & {bits} == {bits}")

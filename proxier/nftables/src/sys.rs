@@ -171,6 +171,7 @@ pub const NFT_CT_DST_IP6: u32 = 22;
 pub const NFT_CT_ID: u32 = 23;
 pub const IP_CT_DIR_ORIGINAL: u8 = 0;
 pub const IP_CT_DIR_REPLY: u8 = 1;
+pub const IPS_CONFIRMED: u32 = 1 << 3;
 pub const IPS_DST_NAT: u32 = 1 << 5;
 pub const NF_CT_STATE_ESTABLISHED: u32 = 2;
 pub const NF_CT_STATE_RELATED: u32 = 4;

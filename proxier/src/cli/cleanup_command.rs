@@ -144,6 +144,11 @@ impl Flags {
             // Then only the dataplane nftables can have left anything.
             Err(_) => false,
         };
+        anyhow::ensure!(
+            has_ipvs || scope == CleanupScope::Ours,
+            "the kernel has no IPVS: remove what kube-proxy left by `kube-proxy --cleanup`, and what this program left by \
+             `ipvs-proxier cleanup`"
+        );
         if self.dry_run.dry_run {
             if has_ipvs {
                 return Cleanup::open(&self, scope)?.preview();

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use tracing::Level;
+
 use super::{Chore, Round};
 use crate::cluster::store::{Snapshot, Touched};
 use crate::dataplane::ipvs::filter::{Filter, FilterConfig};
@@ -14,6 +16,8 @@ use crate::dataplane::ipvs::linux::Linux;
 use crate::dataplane::ipvs::{Changes, InsideMarks, Ipvs, Kernel as _, Wanted};
 use crate::dataplane::{Applied, Dataplane, Extent, Failure, Planned};
 use crate::plan::{Changed, Desired, Machine, PlanConfig, Planner};
+use crate::util::conditions::{Coverage, LastingConditions};
+use crate::util::timer::Timer;
 
 /// Removes the IPVS state of an earlier process.
 #[derive(Debug)]
@@ -25,6 +29,10 @@ pub(crate) struct FormerIpvs {
     planner: Planner,
     /// Packet rules without frontends; `None` when they are written.
     rules: Option<nftables::Table>,
+    /// The wait after a failure.
+    retry: Timer,
+    /// Failures that last.
+    failures: LastingConditions,
 }
 
 impl FormerIpvs {
@@ -42,6 +50,8 @@ impl FormerIpvs {
             ipvs: Some(ipvs.leaving()),
             planner: Planner::new(plan),
             rules: Some(Filter::new(rules).table(Wanted::new(&nothing, &marks))),
+            retry: Timer::retry(),
+            failures: LastingConditions::default(),
         }
     }
 
@@ -57,8 +67,11 @@ impl FormerIpvs {
             return Ok(());
         };
         // The old rules refuse what the new dataplane serves: they know the plan of the earlier process only.
-        if let Some(rules) = self.rules.take_if(|_| extent == Extent::All) {
-            ipvs.kernel.replace_rules(&rules)?;
+        if extent == Extent::All
+            && let Some(rules) = &self.rules
+        {
+            ipvs.kernel.replace_rules(rules)?;
+            self.rules = None;
         }
         let applied = round(ipvs, &mut self.planner, snapshot, machine, extent, now)?;
         let is_done = extent == Extent::All
@@ -112,20 +125,30 @@ fn round(
 
 impl<D: Dataplane> Chore<D> for FormerIpvs {
     fn due(&self) -> Option<Duration> {
-        self.ipvs.as_ref()?.next_due()
+        let due = self.ipvs.as_ref()?.next_due()?;
+        Some(self.retry.due().map_or(due, |retry| retry.max(due)))
     }
 
-    /// After rounds that succeed only: until the new dataplane serves, the former one must.
+    /// After rounds that wrote the new dataplane's rules only: until it serves, the former one must.
     fn after(&mut self, round: &Round<'_, D>) {
         let due = self.ipvs.as_ref().and_then(Dataplane::next_due);
-        if !round.has_succeeded() || !round.is_due(due) {
+        let serves = round.result.is_ok() && round.proxier.dataplane().has_written_rules();
+        if !serves || !round.is_due(due) || self.retry.is_waiting(round.now) {
             return;
         }
         let is_known = self.ipvs.as_ref().is_some_and(Dataplane::is_known);
         let extent = if is_known { round.extent } else { Extent::All };
         let (snapshot, machine) = (round.proxier.snapshot(), round.proxier.machine());
-        if let Err(failure) = self.retire(snapshot, machine, extent, round.now) {
-            tracing::warn!("former dataplane: {failure}; the next resync tries again");
+        let retired = self.retire(snapshot, machine, extent, round.now);
+        let mut report = self.failures.report(Coverage::All, round.now);
+        match retired {
+            Ok(()) => self.retry.reset(),
+            Err(failure) => {
+                self.retry.back_off(round.now);
+                let text = format_args!("former dataplane: {failure}; trying again");
+                report.add(Level::WARN, "failures to retire the former dataplane", text);
+            }
         }
+        report.write();
     }
 }

@@ -3,14 +3,23 @@
 use nftables::RulesClient;
 
 use super::{Chore, Round};
-use crate::dataplane::{Dataplane, Failure, nftables::TABLE};
+use crate::dataplane::nftables::TABLE;
+use crate::dataplane::{Dataplane, Extent, Failure};
 
 /// Removes the table of the dataplane nftables when another dataplane serves.
 ///
 /// Until then, the table serves new connections. The connections that it translated continue without it: the kernel
 /// translates them as long as any table has a NAT chain, and ours for IPVS has one.
 #[derive(Debug)]
-pub(crate) struct FormerNftables(Option<RulesClient>);
+pub(crate) struct FormerNftables {
+    /// `None` when nothing is left.
+    client: Option<RulesClient>,
+    /// The number of resyncs that failed in part.
+    tries: u32,
+}
+
+/// The resyncs after which the table is removed although the kernel refuses some Ops: the endpoints in it are old.
+const MOST_TRIES: u32 = 3;
 
 impl FormerNftables {
     /// Looks for the table of an earlier process.
@@ -19,23 +28,31 @@ impl FormerNftables {
     /// If the kernel cannot be read.
     pub(crate) fn open() -> Result<Self, Failure> {
         let mut client = RulesClient::open(TABLE).map_err(Failure::netfilter_socket)?;
-        Ok(Self(client.exists()?.then_some(client)))
+        Ok(Self {
+            client: client.exists()?.then_some(client),
+            tries: 0,
+        })
     }
 }
 
 impl<D: Dataplane> Chore<D> for FormerNftables {
     fn after(&mut self, round: &Round<'_, D>) {
-        if !round.has_succeeded() || !round.proxier.dataplane().has_written_rules() {
+        let Ok(applied) = round.result else {
+            return;
+        };
+        self.tries += u32::from(round.extent == Extent::All);
+        let is_whole = round.has_succeeded() && applied.has_tried_all;
+        if !round.proxier.dataplane().has_written_rules() || !is_whole && self.tries < MOST_TRIES {
             return;
         }
-        let Some(mut client) = self.0.take() else {
+        let Some(mut client) = self.client.take() else {
             return;
         };
         match client.delete() {
             Ok(()) => tracing::info!("nothing of the dataplane nftables is left"),
             Err(error) => {
                 tracing::warn!("removing table inet {TABLE}: {error}; the next round tries again");
-                self.0 = Some(client);
+                self.client = Some(client);
             }
         }
     }

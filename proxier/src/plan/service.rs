@@ -216,6 +216,10 @@ impl RequirementsBuilder<'_> {
         }
         // All clients of a loopback address are processes of this node, which are inside the cluster.
         let is_localhost = kind == FrontendKind::NodePort && socket.ip().is_loopback();
+        // Only a relay serves them, and no relay has SCTP.
+        if is_localhost && port.protocol == Protocol::Sctp {
+            return;
+        }
         let policy = match kind {
             FrontendKind::ClusterIp => self.service.internal_policy,
             _ if is_localhost => TrafficPolicy::Cluster,

@@ -232,6 +232,35 @@ fn affinity_ends_where_policy_local_forbids_the_endpoint() {
     });
 }
 
+/// A client that still tries to reach a removed endpoint sends its packets there again, and teaches nothing by it.
+#[test]
+fn affinity_forgets_an_endpoint_that_never_answers() {
+    const SILENT: Endpoint = Endpoint::new("10.244.1.99", "fd00:244:1::99", "node-a");
+    lab::test(|| {
+        let services = |endpoints: &[Endpoint]| {
+            Services::dual().edit("web", |web| {
+                web.has_affinity = true;
+                *web = web.clone().endpoints(endpoints);
+            })
+        };
+        let mut maps = Maps::new(services(&[SILENT]));
+        let Maps { cluster, proxier } = &mut maps;
+        let pod = &cluster.pod3;
+        thread::scope(|scope| {
+            let tries = scope.spawn(|| {
+                let limit = lab::patience(Duration::from_secs(8));
+                pod.connect_within("10.96.1.1:80", limit).is_ok()
+            });
+            thread::sleep(lab::patience(Duration::from_millis(500)));
+            program(proxier, services(&[POD1]));
+            // TCP repeats the first packet after 1 s and 3 s.
+            assert!(!tries.join().unwrap(), "the silent endpoint answered");
+        });
+        let answer = pod.ask_tcp("10.96.1.1:80");
+        assert_eq!(answer.backend(), Some("pod1"), "{answer}");
+    });
+}
+
 #[test]
 fn a_client_with_affinity_stays_at_its_endpoint() {
     lab::test(|| {

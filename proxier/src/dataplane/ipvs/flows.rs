@@ -48,7 +48,11 @@ impl Flows {
     /// Notes the flows that `op` makes stale. It took effect at `now`; its virtual server was `known` before.
     pub(super) fn note(&mut self, op: &Op, known: Option<&ObservedServer>, now: Duration) {
         self.strays.record(op, known, now);
-        let is_stale = may_make_stale(op) || self.is_leaving && changed(op).is_some();
+        // A plan without frontends would make the flows of the other endpoints stale, too.
+        let is_stale = match self.is_leaving {
+            true => matches!(op, Op::DeleteService(_)),
+            false => may_make_stale(op),
+        };
         if let Some(key) = op.service_key().filter(|_| is_stale) {
             self.unswept.insert(key, *op);
         }

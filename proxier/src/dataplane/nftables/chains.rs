@@ -44,6 +44,15 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
     table.add_set(health_checks);
     let clients = Clients::on(config, node);
     let on_new = |chain| [rule([Match::New.into(), goto(chain)])];
+    // A later packet of a connection without an answer is new, too. It would teach an endpoint that was forgotten, and
+    // what IPVS of an earlier process serves would be refused.
+    let on_first = |chain| {
+        [rule([
+            Match::New.into(),
+            Match::Unconfirmed.into(),
+            goto(chain),
+        ])]
+    };
     let dispatch = || [rule([goto(DISPATCH)])];
     for chain in [
         Chain::at(
@@ -59,9 +68,9 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
         Chain::at(
             "after-prerouting",
             Hook::Prerouting(AFTER_NAT),
-            on_new(AFTER),
+            on_first(AFTER),
         ),
-        Chain::at("after-output", Hook::Output(AFTER_NAT), on_new(AFTER)),
+        Chain::at("after-output", Hook::Output(AFTER_NAT), on_first(AFTER)),
         Chain::new(AFTER, after()),
         Chain::new(TRANSLATED, translated()),
         Chain::at("postrouting", SOURCE_NAT, postrouting(config)),
