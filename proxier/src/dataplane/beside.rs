@@ -143,7 +143,7 @@ impl<D: Dataplane> Dataplane for Beside<D> {
             flows: main.flows.clone(),
             outcomes,
             unrecorded: main.unrecorded.clone(),
-            has_tried_all: main.has_tried_all && relay.has_tried_all,
+            has_tried_all: main.has_tried_all && (self.relay.is_none() || relay.has_tried_all),
             held_back: main.held_back.clone(),
             found_schedulers: main.found_schedulers.clone(),
             changes: Both { main, relay },
