@@ -51,6 +51,7 @@ mod chains;
 mod changes;
 mod clients;
 mod departures;
+mod drains;
 mod names;
 mod parts;
 mod pick;
@@ -197,6 +198,8 @@ impl Dataplane for Nftables {
         let addresses = planned.earlier_node_ports(served.map(|it| (it.address, it.port)));
         self.capabilities.node_port_addresses = addresses;
         self.departures.end_orphans(planned.snapshot, touched, now);
+        // Here too, because a round may fail before it applies anything.
+        self.departures.limit(&mut self.flows, now);
         Ok(())
     }
 
@@ -280,6 +283,8 @@ impl Dataplane for Nftables {
             true => (self.departures).sweep(&mut self.flows, planned.desired(), now),
             false => None,
         };
+        // After the sweep, which ends those whose time is over.
+        self.departures.limit(&mut self.flows, now);
         Applied {
             rules: tidied.or(written),
             flows,

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::drains::{Drain, Drains, Left};
 use crate::cluster::model::{ObjectName, Protocol};
 use crate::cluster::store::{Snapshot, Touched};
 use crate::dataplane::conntrack::{Stale, Sweeper, Swept};
@@ -31,6 +32,13 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// The number of drains at which a resync looks for those without connections. Most end long before their deadline.
 const MANY: usize = 1_000;
 
+/// The most drains that are kept between rounds, because a tenant can make any number of them. So many take a few megabytes,
+/// and are far more than rolling updates leave.
+const MOST: usize = 16_384;
+
+/// The shortest time between two reads of all TCP connections for too many drains.
+const LOOK: Duration = Duration::from_secs(10);
+
 /// The connections that departures left.
 #[derive(Debug)]
 pub(super) struct Departures {
@@ -39,18 +47,12 @@ pub(super) struct Departures {
     /// Those of them whose unanswered entries are swept later, and when.
     unanswered: BTreeMap<Frontend, Duration>,
     /// The TCP endpoints that left and may keep their connections.
-    drains: BTreeMap<(Frontend, SocketAddr), Drain>,
+    drains: Drains,
     /// When ended drains are swept next, at the earliest.
     next_ended: Duration,
+    /// When too many drains are compared with the connections next, at the earliest.
+    next_look: Duration,
     retry: Timer,
-}
-
-/// How long an endpoint may keep its connections.
-#[derive(Clone, Debug)]
-struct Drain {
-    until: Duration,
-    /// The Service of the frontend, if it is known.
-    service: Option<ObjectName>,
 }
 
 impl Default for Departures {
@@ -58,8 +60,9 @@ impl Default for Departures {
         Self {
             unswept: BTreeSet::new(),
             unanswered: BTreeMap::new(),
-            drains: BTreeMap::new(),
+            drains: Drains::default(),
             next_ended: Duration::ZERO,
+            next_look: Duration::ZERO,
             retry: Timer::doubling(RETRY, RETRY),
         }
     }
@@ -105,6 +108,7 @@ impl Departures {
             let drain = Drain {
                 until: now + time(planned, plan, service),
                 service: service.cloned(),
+                was_open: false,
             };
             for endpoint in left {
                 self.drains.insert((frontend, *endpoint), drain.clone());
@@ -129,13 +133,15 @@ impl Departures {
             if let Some(plan) = frontends.get(&frontend).filter(|_| is_translated)
                 && !endpoints(plan).any(|it| it == endpoint)
             {
-                let drain = || Drain {
-                    until: now + plan.profile.drain,
-                    service: Some(plan.owner.service.clone()),
-                };
-                self.drains
-                    .entry((frontend, endpoint))
-                    .or_insert_with(drain);
+                let left = (frontend, endpoint);
+                if !self.drains.contains(&left) {
+                    let drain = Drain {
+                        until: now + plan.profile.drain,
+                        service: Some(plan.owner.service.clone()),
+                        was_open: true,
+                    };
+                    self.drains.insert(left, drain);
+                }
             }
         });
         if let Err(failure) = found {
@@ -146,18 +152,34 @@ impl Departures {
 
     /// Forgets drains without connections, if there are [`MANY`].
     pub(super) fn forget_ended(&mut self, sweeper: &mut Sweeper) {
-        if self.drains.len() < MANY {
+        if self.drains.len() >= MANY {
+            self.look(|drains| open(drains, sweeper));
+        }
+    }
+
+    /// Forgets drains, if there are too many: first those without connections, then what exceeds [`MOST`].
+    ///
+    /// # Cost
+    /// A dump of all TCP connections if there are too many, but not within [`LOOK`] of the last one.
+    pub(super) fn limit(&mut self, sweeper: &mut Sweeper, now: Duration) {
+        self.limit_to(|drains| open(drains, sweeper), now);
+    }
+
+    fn limit_to(&mut self, open: impl FnOnce(&Drains) -> Found, now: Duration) {
+        if self.drains.len() <= MOST {
             return;
         }
-        let mut open = BTreeSet::new();
-        let found = sweeper.each_connection(|flow| {
-            let key = (flow.frontend(), flow.reply.source);
-            if self.drains.contains_key(&key) {
-                open.insert(key);
-            }
-        });
-        match found {
-            Ok(()) => self.drains.retain(|key, _| open.contains(key)),
+        if self.next_look <= now {
+            self.next_look = now + LOOK;
+            self.look(open);
+        }
+        // Whether the connections could be read or not.
+        self.drains.limit(MOST);
+    }
+
+    fn look(&mut self, open: impl FnOnce(&Drains) -> Found) {
+        match open(&self.drains) {
+            Ok(open) => self.drains.keep_open(&open),
             Err(failure) => tracing::debug!("{failure}"),
         }
     }
@@ -171,15 +193,7 @@ impl Departures {
         if self.drains.is_empty() || !may_have_deleted() {
             return;
         }
-        for drain in self.drains.values_mut() {
-            if drain
-                .service
-                .as_ref()
-                .is_some_and(|it| !snapshot.has_service(it))
-            {
-                drain.until = now;
-            }
-        }
+        self.drains.end(|it| !snapshot.has_service(it), now);
     }
 
     /// Deletes the entries of endpoints that left; `None` if there can be none.
@@ -204,9 +218,10 @@ impl Departures {
             stale.wait_for_answers(*frontend);
         }
         let sweeps_ended = self.next_ended <= now;
-        let is_ended = |drain: &Drain| sweeps_ended && drain.until <= now;
-        for ((frontend, endpoint), _) in self.drains.iter().filter(|(_, it)| is_ended(it)) {
-            stale.end(*frontend, *endpoint);
+        if sweeps_ended {
+            for (frontend, endpoint) in self.drains.ended(now) {
+                stale.end(frontend, endpoint);
+            }
         }
         if stale.is_empty() {
             return None;
@@ -219,9 +234,7 @@ impl Departures {
                 self.unanswered
                     .extend(unswept.map(|frontend| (frontend, now)));
             }
-            let before = self.drains.len();
-            self.drains.retain(|_, drain| !is_ended(drain));
-            if self.drains.len() < before {
+            if sweeps_ended && self.drains.remove_ended(now) {
                 self.next_ended = now + PAUSE;
             }
             self.retry.reset();
@@ -233,7 +246,7 @@ impl Departures {
 
     /// Returns when the next sweep is due.
     pub(super) fn next_due(&self) -> Option<Duration> {
-        let ended = self.drains.values().map(|drain| drain.until).min();
+        let ended = self.drains.first_deadline();
         let ended = ended.map(|until| until.max(self.next_ended));
         let unanswered = self.unanswered.values().min();
         let unanswered = unanswered.map(|since| *since + ANSWER);
@@ -244,6 +257,21 @@ impl Departures {
             (next, retry) => next.or(retry),
         }
     }
+}
+
+/// The drains that have connections.
+type Found = Result<BTreeSet<Left>, Failure>;
+
+/// Returns which of `drains` have connections.
+fn open(drains: &Drains, sweeper: &mut Sweeper) -> Found {
+    let mut open = BTreeSet::new();
+    sweeper.each_connection(|flow| {
+        let left = (flow.frontend(), flow.reply.source);
+        if drains.contains(&left) {
+            open.insert(left);
+        }
+    })?;
+    Ok(open)
 }
 
 /// Returns how long endpoints that left a frontend may keep their connections.
@@ -269,4 +297,49 @@ fn endpoints(plan: &FrontendPlan) -> impl Iterator<Item = SocketAddr> {
     let inside = plan.inside.iter().flat_map(|inside| &*inside.endpoints);
     let all = plan.endpoints.iter().chain(inside);
     all.map(|it| SocketAddr::new(it.address, it.port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataplane::nftables::drains::example;
+
+    /// Adds as many drains as fit, twice, as if all endpoints of a large Service were replaced.
+    fn replace_all(departures: &mut Departures, first: u32) {
+        for number in first..first + 2 * u32::try_from(MOST).unwrap() {
+            let (left, drain) = example(number);
+            departures.drains.insert(left, drain);
+        }
+    }
+
+    #[test]
+    fn too_many_drains_are_compared_with_the_connections_and_then_limited() {
+        let secs = Duration::from_secs;
+        let mut departures = Departures::default();
+        let open: BTreeSet<Left> = (0..100).map(|number| example(number * 7).0).collect();
+        replace_all(&mut departures, 0);
+        departures.limit_to(|_| Ok(open.clone()), secs(100));
+        assert_eq!(departures.draining(), 100);
+        // No second look within ten seconds, but the limit holds, and those with connections stay.
+        let look = |_: &Drains| panic!("looked too early");
+        for round in 1..10 {
+            replace_all(&mut departures, 100_000 * u32::try_from(round).unwrap());
+            departures.limit_to(look, secs(100 + round));
+            assert_eq!(departures.draining(), MOST);
+            assert!(open.iter().all(|left| departures.drains.contains(left)));
+        }
+        // Nor if the connections cannot be read.
+        replace_all(&mut departures, 2_000_000);
+        let mut looks = 0;
+        let failing = |_: &Drains| {
+            looks += 1;
+            Err(Failure::from(std::io::Error::other("no memory")))
+        };
+        departures.limit_to(failing, secs(110));
+        assert_eq!((looks, departures.draining()), (1, MOST));
+        assert!(open.iter().all(|left| departures.drains.contains(left)));
+        // At the limit, nothing is read.
+        departures.limit_to(look, secs(1_000));
+        assert_eq!(departures.next_due(), Some(secs(3_600)));
+    }
 }
