@@ -253,6 +253,7 @@ fn plan() -> FrontendPlan {
         },
         drain: Duration::ZERO,
         relay: RelayOptions::default(),
+        siblings: 1,
     };
     FrontendPlan {
         profile: Arc::new(profile),

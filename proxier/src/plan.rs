@@ -205,6 +205,9 @@ pub struct Profile {
     pub drain: Duration,
     /// How connections are relayed, if they are.
     pub relay: RelayOptions,
+    /// The number of frontends of its Service on this node, rounded up to a power of two: so one more seldom changes the
+    /// plans of the others.
+    pub siblings: usize,
 }
 
 /// The plan of a frontend for clients inside the cluster.

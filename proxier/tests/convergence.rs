@@ -66,6 +66,7 @@ fn plan(
             },
             drain: Duration::ZERO,
             relay: RelayOptions::default(),
+            siblings: 1,
         }),
         endpoints: weights.into_iter().map(endpoint).collect(),
         inside: None,

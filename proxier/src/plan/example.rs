@@ -36,6 +36,7 @@ pub(crate) fn cluster_ip(endpoints: &[&str]) -> FrontendPlan {
             },
             drain: Duration::ZERO,
             relay: RelayOptions::default(),
+            siblings: 1,
         }),
         endpoints: endpoints.iter().map(endpoint).collect(),
         inside: None,

@@ -86,7 +86,12 @@ pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirem
         builder.make_local(address);
     }
     builder.check_sources();
-    builder.requirements
+    let mut requirements = builder.requirements;
+    let siblings = requirements.frontends.len().next_power_of_two();
+    for (_, plan) in &mut requirements.frontends {
+        Arc::make_mut(&mut plan.profile).siblings = siblings;
+    }
+    requirements
 }
 
 /// Returns the families of `service`: those of its cluster IPs.
@@ -277,6 +282,8 @@ impl RequirementsBuilder<'_> {
             balancing: self.balancing(&frontend),
             drain: self.drain(port),
             relay: self.options.relay.on(port.protocol),
+            // Known when all frontends are.
+            siblings: 1,
         };
         let plan = FrontendPlan {
             profile: Arc::new(profile),

@@ -180,6 +180,7 @@ fn plan(admission: Admission) -> FrontendPlan {
             },
             drain: Duration::ZERO,
             relay: RelayOptions::default(),
+            siblings: 1,
         }),
         endpoints: here.into_iter().map(endpoint).collect(),
         inside: None,

@@ -321,7 +321,7 @@ mod tests {
         departures.limit_to(|_| Ok(open.clone()), secs(100));
         assert_eq!(departures.draining(), 100);
         // No second look within ten seconds, but the limit holds, and those with connections stay.
-        let look = |_: &Drains| panic!("looked too early");
+        let look = |_: &Drains| -> Found { panic!("looked too early") };
         for round in 1..10 {
             replace_all(&mut departures, 100_000 * u32::try_from(round).unwrap());
             departures.limit_to(look, secs(100 + round));

@@ -91,7 +91,8 @@ impl Parts {
         let family = frontend.family();
         let mut parts = Self::none(family);
         let profile = &*plan.profile;
-        let slots = Slots::of(frontend, &plan.endpoints, &profile.balancing);
+        let budget = slots::budget(plan);
+        let slots = Slots::of(frontend, &plan.endpoints, &profile.balancing, budget);
         let (way, slots) = match &plan.inside {
             None => {
                 let slots = slots.like(&present.first);
@@ -101,7 +102,7 @@ impl Parts {
                 (way, Present { first, outside })
             }
             Some(plan) => {
-                let inside = Slots::of(frontend, &plan.endpoints, &plan.balancing);
+                let inside = Slots::of(frontend, &plan.endpoints, &plan.balancing, budget);
                 let inside = inside.like(&present.first);
                 let outside = slots.like(&present.outside);
                 let picks = (inside.pick(0), outside.pick(OUTSIDE));

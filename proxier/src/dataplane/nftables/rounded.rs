@@ -37,8 +37,9 @@ impl Rounded {
         let plans = plans.filter_map(|frontend| desired.frontends.get(frontend));
         let services: BTreeSet<_> = plans.map(|plan| &plan.owner.service).collect();
         let problem = |service| {
-            let message = "need more than 1,024 slots of nftables, so the shares of the endpoints are rounded; smaller \
-                           numbers, or such with a common divisor, are exact";
+            let message = "need more slots of nftables than a frontend gets (1,024, or fewer if the Service has more than 8 \
+                           frontends), so the shares of the endpoints are rounded; smaller numbers, or such with a \
+                           common divisor, are exact";
             Problem::new(format_args!("Service {service}"), WEIGHTS, "", message)
         };
         services.into_iter().map(problem).collect()
@@ -46,7 +47,8 @@ impl Rounded {
 }
 
 fn is_rounded(plan: &FrontendPlan) -> bool {
-    let outside = slots::are_rounded(&plan.endpoints, &plan.profile.balancing);
+    let budget = slots::budget(plan);
+    let outside = slots::are_rounded(&plan.endpoints, &plan.profile.balancing, budget);
     let inside = plan.inside.as_ref();
-    outside || inside.is_some_and(|it| slots::are_rounded(&it.endpoints, &it.balancing))
+    outside || inside.is_some_and(|it| slots::are_rounded(&it.endpoints, &it.balancing, budget))
 }

@@ -11,13 +11,17 @@ use schedulers::{Balancer, Flags, MhTable, Options, Request};
 use super::names::ENDPOINTS;
 use crate::cluster::model::Family;
 use crate::plan::frontend::Frontend;
-use crate::plan::{Balancing, SelectedEndpoint};
+use crate::plan::{Balancing, FrontendPlan, SelectedEndpoint};
 
 /// The first slot of the endpoints for clients outside the cluster, if clients inside reach others.
 pub(super) const OUTSIDE: u32 = 65_536;
 
-/// The most slots that weights give a frontend.
+/// The most slots that weights give a frontend, besides one for each endpoint.
 const MOST_BY_WEIGHT: u64 = 1_024;
+
+/// The most slots that weights give all frontends of a Service, besides one for each endpoint of each. A Service can have
+/// thousands of ports, and all slots are in the memory of the kernel of every node.
+const MOST_PER_SERVICE: u64 = 16_384;
 
 /// The schedulers that slots can be. All others count connections, which nf_tables cannot.
 pub(super) const SCHEDULERS: [&str; 6] = ["rr", "wrr", "sh", "mh", "dh", "fo"];
@@ -105,14 +109,21 @@ pub(super) fn key(frontend: &Frontend, slot: u32) -> Key {
     ])
 }
 
+/// Returns the most slots that weights give each list of endpoints of a frontend.
+pub(super) fn budget(plan: &FrontendPlan) -> u64 {
+    let lists = plan.profile.siblings.max(1) as u64 * if plan.inside.is_some() { 2 } else { 1 };
+    (MOST_PER_SERVICE / lists).min(MOST_BY_WEIGHT)
+}
+
 impl Slots {
-    /// Returns the slots of `endpoints` at `frontend`.
+    /// Returns the slots of `endpoints` at `frontend`, of which weights give at most `budget`.
     ///
     /// nf_tables cannot count connections. So every scheduler that does is a random choice by weight.
     pub(super) fn of(
         frontend: &Frontend,
         endpoints: &[SelectedEndpoint],
         balancing: &Balancing,
+        budget: u64,
     ) -> Self {
         let serving = endpoints.iter().filter(|endpoint| endpoint.weight > 0);
         let serving: Vec<(SocketAddr, u16)> = serving
@@ -128,11 +139,11 @@ impl Slots {
                 let equal = serving.iter().map(|(endpoint, _)| *endpoint);
                 (Draw::Random, equal.collect())
             }
-            "sh" => (by_client, by_weight(&serving)),
-            "mh" => (by_client, by_table(frontend.family(), &serving)),
+            "sh" => (by_client, by_weight(&serving, budget)),
+            "mh" => (by_client, by_table(frontend.family(), &serving, budget)),
             "dh" => (Draw::Random, by_destination(frontend, &serving)),
             "fo" => (Draw::Random, heaviest(&serving)),
-            _ => (Draw::Random, by_weight(&serving)),
+            _ => (Draw::Random, by_weight(&serving, budget)),
         };
         Self { draw, endpoints }
     }
@@ -168,11 +179,18 @@ impl Slots {
     }
 }
 
-/// Returns whether the weights of `endpoints` need more slots than a frontend gets, so that shares are rounded.
-pub(super) fn are_rounded(endpoints: &[SelectedEndpoint], balancing: &Balancing) -> bool {
-    let uses_weights = !["rr", "mh", "dh", "fo"].contains(&&*balancing.scheduler);
+/// Returns whether the weights of `endpoints` need more slots than `budget`, so that shares are rounded.
+pub(super) fn are_rounded(
+    endpoints: &[SelectedEndpoint],
+    balancing: &Balancing,
+    budget: u64,
+) -> bool {
+    let uses_weights = !["rr", "lc", "mh", "dh", "fo"].contains(&&*balancing.scheduler);
     let weights = endpoints.iter().map(|endpoint| endpoint.weight);
-    uses_weights && units(weights).0 > MOST_BY_WEIGHT
+    let weights = weights.filter(|weight| *weight > 0);
+    let total = units(weights.clone()).0;
+    // Equal weights are exact with a slot for each endpoint.
+    uses_weights && total > budget && total > weights.count() as u64
 }
 
 /// Returns the sum of the weights after division by their greatest common divisor, and the divisor.
@@ -181,13 +199,14 @@ fn units(weights: impl Iterator<Item = u16> + Clone) -> (u64, u64) {
     (weights.map(u64::from).sum::<u64>() / divisor, divisor)
 }
 
-/// Returns a slot for each unit of weight, after division by the greatest common divisor.
-fn by_weight(serving: &[(SocketAddr, u16)]) -> Vec<SocketAddr> {
+/// Returns a slot for each unit of weight, after division by the greatest common divisor; if these exceed `budget`, a share of
+/// it, but at least one slot for each endpoint.
+fn by_weight(serving: &[(SocketAddr, u16)], budget: u64) -> Vec<SocketAddr> {
     let (total, divisor) = units(serving.iter().map(|(_, weight)| *weight));
     let slots = serving.iter().flat_map(|(endpoint, weight)| {
         let weight = u64::from(*weight) / divisor;
-        let share = if total > MOST_BY_WEIGHT {
-            (weight * MOST_BY_WEIGHT / total).max(1)
+        let share = if total > budget {
+            (weight * budget / total).max(1)
         } else {
             weight
         };
@@ -203,8 +222,8 @@ fn gcd(one: u64, other: u64) -> u64 {
     }
 }
 
-/// Returns the table of mh; with more endpoints than it has slots, the slots of sh.
-fn by_table(family: Family, serving: &[(SocketAddr, u16)]) -> Vec<SocketAddr> {
+/// Returns the table of mh; if it exceeds `budget` or has fewer slots than endpoints, the slots of sh.
+fn by_table(family: Family, serving: &[(SocketAddr, u16)], budget: u64) -> Vec<SocketAddr> {
     let mut options = options(family);
     options.mh_table = MhTable::from_index(MH_INDEX).unwrap_or_default();
     let balancer = balancer(Mh::new(&options), &options, serving);
@@ -214,8 +233,8 @@ fn by_table(family: Family, serving: &[(SocketAddr, u16)]) -> Vec<SocketAddr> {
         Some((server.address(), server.port()).into())
     });
     let rows: Vec<SocketAddr> = rows.collect();
-    if rows.is_empty() || serving.len() > rows.len() {
-        by_weight(serving)
+    if rows.is_empty() || serving.len() > rows.len() || rows.len() as u64 > budget {
+        by_weight(serving, budget)
     } else {
         rows
     }

@@ -276,7 +276,7 @@ fn slots_follow_the_scheduler() {
             .collect();
         let mut balancing = example::cluster_ip(&[]).profile.balancing.clone();
         balancing.scheduler = scheduler.into();
-        let slots = slots::Slots::of(&frontend, &endpoints, &balancing);
+        let slots = slots::Slots::of(&frontend, &endpoints, &balancing, 1_024);
         let number = |endpoint: &SocketAddr| match endpoint.ip() {
             IpAddr::V4(address) => address.octets()[3],
             IpAddr::V6(_) => 0,
@@ -298,4 +298,32 @@ fn slots_follow_the_scheduler() {
     let rounded = slots("wrr", &[65_535, 32_768, 1]);
     let count = |number| rounded.iter().filter(|it| **it == number).count();
     assert_eq!([count(1), count(2), count(3)], [682, 341, 1]);
+}
+
+#[test]
+fn the_slots_of_a_service_have_a_limit() {
+    let frontend = frontend(0);
+    let count = |scheduler: &str, weights: &[u16], siblings: usize| {
+        let mut plan = example::cluster_ip(&[]);
+        let profile = Arc::make_mut(&mut plan.profile);
+        profile.siblings = siblings;
+        profile.balancing.scheduler = scheduler.into();
+        let endpoints = (1..).zip(weights);
+        let endpoints: Vec<SelectedEndpoint> = endpoints
+            .map(|(number, weight)| endpoint(&frontend, number, *weight))
+            .collect();
+        let budget = slots::budget(&plan);
+        let balancing = &plan.profile.balancing;
+        let slots = slots::Slots::of(&frontend, &endpoints, balancing, budget);
+        let is_rounded = slots::are_rounded(&endpoints, balancing, budget);
+        (slots.endpoints.len(), is_rounded)
+    };
+    assert_eq!(count("wrr", &[1, 1_023], 16), (1_024, false));
+    assert_eq!(count("wrr", &[1, 1_023], 32), (512, true));
+    // 1,000 ports and 4 addresses.
+    assert_eq!(count("wrr", &[1, 1_023], 4_096), (4, true));
+    assert_eq!(count("wrr", &[1, 1_023], 65_536), (2, true));
+    assert_eq!(count("wrr", &[1; 10], 65_536), (10, false));
+    assert_eq!(count("mh", &[1; 10], 64), (251, false));
+    assert_eq!(count("mh", &[1; 10], 128), (10, false));
 }
