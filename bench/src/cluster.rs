@@ -26,7 +26,7 @@ use machine::Machine;
 use outcome::Outcome;
 use results::Results;
 use scenario::{Parameters, Scenario};
-use subject::{Dataplane, KubeProxy, Subject};
+use subject::{KubeProxy, Subject};
 
 mod api;
 mod clients;
@@ -66,8 +66,8 @@ pub(crate) struct Flags {
     parameters: Parameters,
 
     /// The dataplanes of this project to measure.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "ipvs")]
-    dataplane: Vec<Dataplane>,
+    #[arg(long, value_delimiter = ',', default_value = "ipvs", value_parser = ["ipvs", "nftables"])]
+    dataplane: Vec<String>,
 
     /// Another proxy to measure: a command line without quotes, with {kubeconfig} in it. {node} is
     /// replaced by the name of the node, {folder} by a folder for its files. May be repeated.
@@ -164,7 +164,7 @@ impl Flags {
             );
             let program = std::path::absolute(program)?;
             let ours = self.dataplane.iter();
-            subjects.extend(ours.map(|dataplane| Subject::ours(&program, *dataplane)));
+            subjects.extend(ours.map(|dataplane| Subject::ours(&program, dataplane)));
         }
         for &mode in &self.kube_proxy {
             let assets = std::env::var_os("KUBEBUILDER_ASSETS")

@@ -13,7 +13,6 @@
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{ExitCode, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -22,11 +21,8 @@ use nftables::{Command, RulesClient, Table, transaction_length};
 use proxier::testing::dataplane::ipvs::{InsideMarks, MarkChanges, Wanted};
 use proxier::testing::filter::{Content, Filter, FilterConfig, TABLE};
 use proxier::testing::frontend::Frontend;
-use proxier::testing::model::{Protocol, SchedulerFlags, ServicePortName, TrafficPolicy};
-use proxier::testing::plan::{
-    Access, Availability, Balancing, Changed, Desired, FrontendKind, FrontendPlan, Profile,
-    RelayOptions, Scope,
-};
+use proxier::testing::model::Protocol;
+use proxier::testing::plan::{Changed, Desired, example};
 use serde::Serialize;
 
 use crate::figures::Repetition;
@@ -203,7 +199,7 @@ impl Rules {
             desired: Desired::default(),
             marks: InsideMarks::default(),
         };
-        let plan = plan();
+        let plan = example::cluster_ip(&[]);
         for frontend in (0..services).map(frontend) {
             rules.desired.frontends.insert(frontend, plan.clone());
             rules.desired.addresses.insert(frontend.address, None);
@@ -222,7 +218,9 @@ impl Rules {
 
     /// Adds a frontend. Returns the commands that write it.
     fn add(&mut self, frontend: Frontend) -> anyhow::Result<Vec<Command>> {
-        self.desired.frontends.insert(frontend, plan());
+        self.desired
+            .frontends
+            .insert(frontend, example::cluster_ip(&[]));
         let changed = Changed {
             frontends: [frontend].into(),
             ..Changed::default()
@@ -233,33 +231,6 @@ impl Rules {
             Some(Content::Commands(commands)) => Ok(commands),
             _ => bail!("the frontend changes no rule"),
         }
-    }
-}
-
-/// Returns the plan of a cluster IP.
-fn plan() -> FrontendPlan {
-    let profile = Profile {
-        kind: FrontendKind::ClusterIp,
-        access: Access {
-            scope: Scope::Internal,
-            policy: TrafficPolicy::Cluster,
-            endpoints: Availability::Usable,
-            source_ranges: None,
-        },
-        balancing: Balancing {
-            scheduler: "rr".into(),
-            flags: SchedulerFlags::default(),
-            affinity_secs: None,
-        },
-        drain: Duration::ZERO,
-        relay: RelayOptions::default(),
-        siblings: 1,
-    };
-    FrontendPlan {
-        profile: Arc::new(profile),
-        endpoints: [].into(),
-        inside: None,
-        owner: ServicePortName::from("default/web"),
     }
 }
 

@@ -27,8 +27,8 @@ mod access;
 mod context;
 mod elsewhere;
 mod endpoints;
-#[cfg(test)]
-pub(crate) mod example;
+#[cfg(any(test, feature = "kernel-in-memory"))]
+pub mod example;
 pub(crate) mod frontend;
 mod health;
 mod node_ports;

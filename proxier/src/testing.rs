@@ -149,6 +149,8 @@ pub mod op {
 
 pub mod plan {
     //! The desired state.
+    #[cfg(any(test, feature = "kernel-in-memory"))]
+    pub use crate::plan::example;
     pub use crate::plan::{
         Access, Availability, Balancing, Capabilities, Changed, Desired, Endpoints, FrontendKind,
         FrontendPlan, HealthCheck, InsidePlan, Machine, NodePortAddresses, Peers, PlanConfig,

@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use proptest::collection::{btree_map, btree_set};
@@ -15,15 +14,10 @@ use proxier::testing::dataplane::ipvs::{InsideMarks, Kernel as _, Wanted};
 use proxier::testing::diff::{self, DeletionRules};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::ledger::{Drains, Retired};
-use proxier::testing::model::{
-    Family, ObjectName, Protocol, SchedulerFlags, ServicePortName, TrafficPolicy,
-};
+use proxier::testing::model::{Family, Protocol};
 use proxier::testing::observed::Observed;
 use proxier::testing::op::Op;
-use proxier::testing::plan::{
-    Access, Availability, Balancing, Desired, FrontendKind, FrontendPlan, Profile, RelayOptions,
-    Scope, SelectedEndpoint,
-};
+use proxier::testing::plan::{Desired, FrontendPlan, SelectedEndpoint, example};
 
 /// Returns frontends with few addresses and ports, so that random states overlap.
 fn frontend() -> impl Strategy<Value = Frontend> {
@@ -50,31 +44,13 @@ fn plan(
         port: 8080,
         weight,
     };
-    FrontendPlan {
-        profile: Arc::new(Profile {
-            kind: FrontendKind::ClusterIp,
-            access: Access {
-                scope: Scope::Internal,
-                policy: TrafficPolicy::Cluster,
-                endpoints: Availability::Usable,
-                source_ranges: None,
-            },
-            balancing: Balancing {
-                scheduler: scheduler.into(),
-                flags: SchedulerFlags::default(),
-                affinity_secs: (affinity_secs > 0).then_some(affinity_secs),
-            },
-            drain: Duration::ZERO,
-            relay: RelayOptions::default(),
-            siblings: 1,
-        }),
-        endpoints: weights.into_iter().map(endpoint).collect(),
-        inside: None,
-        owner: ServicePortName {
-            service: ObjectName::new("default", "web"),
-            port: "".into(),
-        },
-    }
+    let mut plan = example::cluster_ip(&[]);
+    let mut profile = (*plan.profile).clone();
+    profile.balancing.scheduler = scheduler.into();
+    profile.balancing.affinity_secs = (affinity_secs > 0).then_some(affinity_secs);
+    plan.profile = Arc::new(profile);
+    plan.endpoints = weights.into_iter().map(endpoint).collect();
+    plan
 }
 
 fn desired() -> impl Strategy<Value = Desired> {

@@ -35,15 +35,6 @@ enum Iptables {
     Legacy,
 }
 
-/// A dataplane of this project.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Dataplane {
-    /// IPVS.
-    Ipvs,
-    /// Maps of nftables.
-    Nftables,
-}
-
 /// kube-proxy in one of its modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KubeProxy {
@@ -57,20 +48,16 @@ pub(crate) enum KubeProxy {
 
 impl Subject {
     /// Returns this project's proxy.
-    pub(crate) fn ours(program: &Path, dataplane: Dataplane) -> Self {
-        let (flag, name) = match dataplane {
-            Dataplane::Ipvs => ("ipvs", "ipvs-proxier"),
-            Dataplane::Nftables => ("nftables", "ipvs-proxier nftables"),
-        };
+    pub(crate) fn ours(program: &Path, dataplane: &str) -> Self {
         Self {
-            name: name.to_owned(),
+            name: format!("ipvs-proxier {dataplane}").replace(" ipvs", ""),
             command: [
                 &*program.to_string_lossy(),
                 "run",
                 "--kubeconfig={kubeconfig}",
                 "--hostname-override={node}",
                 "--state-file={folder}/state",
-                &format!("--dataplane={flag}"),
+                &format!("--dataplane={dataplane}"),
             ]
             .map(str::to_owned)
             .to_vec(),

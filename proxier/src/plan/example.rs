@@ -1,4 +1,4 @@
-//! Plans for unit tests.
+//! Plans for tests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,16 +10,14 @@ use super::{
 };
 use crate::cluster::model::{ObjectName, SchedulerFlags, ServicePortName, TrafficPolicy};
 
-/// Returns the plan of a cluster IP of the Service default/web with these endpoints.
-pub(crate) fn cluster_ip(endpoints: &[&str]) -> FrontendPlan {
-    let endpoint = |text: &&str| {
-        let endpoint: SocketAddr = text.parse().unwrap();
-        SelectedEndpoint {
-            address: endpoint.ip(),
-            port: endpoint.port(),
-            weight: 1,
-        }
+/// Returns the plan of a cluster IP of the Service default/web with those of these endpoints that are addresses with ports.
+pub fn cluster_ip(endpoints: &[&str]) -> FrontendPlan {
+    let endpoint = |endpoint: SocketAddr| SelectedEndpoint {
+        address: endpoint.ip(),
+        port: endpoint.port(),
+        weight: 1,
     };
+    let sockets = endpoints.iter().filter_map(|text| text.parse().ok());
     FrontendPlan {
         profile: Arc::new(Profile {
             kind: FrontendKind::ClusterIp,
@@ -38,7 +36,7 @@ pub(crate) fn cluster_ip(endpoints: &[&str]) -> FrontendPlan {
             relay: RelayOptions::default(),
             siblings: 1,
         }),
-        endpoints: endpoints.iter().map(endpoint).collect(),
+        endpoints: sockets.map(endpoint).collect(),
         inside: None,
         owner: ServicePortName {
             service: ObjectName::new("default", "web"),

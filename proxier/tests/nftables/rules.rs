@@ -3,20 +3,17 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 use nftables::{Command, Table, hash};
 use proxier::testing::dataplane::ipvs::{InsideMarks, MarkChanges, Wanted};
 use proxier::testing::filter::{Content, Filter, FilterConfig, LocalMode, MarkBit};
 use proxier::testing::frontend::Frontend;
-use proxier::testing::model::{
-    Family, Networks, Node, ObjectName, Protocol, SchedulerFlags, ServicePortName, TrafficPolicy,
-};
+use proxier::testing::model::{Family, Networks, Node, ObjectName, Protocol, TrafficPolicy};
 use proxier::testing::observed::{Observed, ObservedServer};
 use proxier::testing::plan::{
-    Access, Availability, Balancing, Changed, Desired, FrontendKind, FrontendPlan, HealthCheck,
-    Machine, Profile, RelayOptions, Scope, SelectedEndpoint,
+    Access, Availability, Changed, Desired, FrontendPlan, HealthCheck, Machine, Scope,
+    SelectedEndpoint, example,
 };
 
 /// A filter, and a plan that consists of what its rules depend on.
@@ -164,28 +161,17 @@ fn plan(admission: Admission) -> FrontendPlan {
         port: 8080,
         weight: 1,
     };
-    FrontendPlan {
-        profile: Arc::new(Profile {
-            kind: FrontendKind::ClusterIp,
-            access: Access {
-                scope: admission.scope,
-                policy: admission.policy,
-                endpoints: admission.endpoints,
-                source_ranges: admission.source_ranges,
-            },
-            balancing: Balancing {
-                scheduler: "rr".into(),
-                flags: SchedulerFlags::default(),
-                affinity_secs: None,
-            },
-            drain: Duration::ZERO,
-            relay: RelayOptions::default(),
-            siblings: 1,
-        }),
-        endpoints: here.into_iter().map(endpoint).collect(),
-        inside: None,
-        owner: ServicePortName::from("default/web"),
-    }
+    let mut plan = example::cluster_ip(&[]);
+    let mut profile = (*plan.profile).clone();
+    profile.access = Access {
+        scope: admission.scope,
+        policy: admission.policy,
+        endpoints: admission.endpoints,
+        source_ranges: admission.source_ranges,
+    };
+    plan.profile = Arc::new(profile);
+    plan.endpoints = here.into_iter().map(endpoint).collect();
+    plan
 }
 
 /// Reads a frontend: `tcp 10.96.0.1:80`.
