@@ -61,7 +61,7 @@ impl<'a> Planned<'a> {
         }
         let at_machine = served.filter(|(address, _)| self.machine.addresses.contains(address));
         let mut serving: Vec<(IpAddr, u16)> = at_machine.collect();
-        // Decoding all Services takes milliseconds, and most nodes need it only once.
+        // A look at all Services costs time, and most nodes need it only once.
         if serving.is_empty() {
             return BTreeSet::new();
         }

@@ -251,6 +251,19 @@ impl FrontendPlan {
         has_endpoint(&self.endpoints, address, port)
     }
 
+    /// Returns the number of endpoints; one for clients inside and outside the cluster counts twice if the plan
+    /// distinguishes them.
+    pub fn endpoint_count(&self) -> usize {
+        let inside = self.inside.as_ref();
+        self.endpoints.len() + inside.map_or(0, |inside| inside.endpoints.len())
+    }
+
+    /// Returns how connections are spread, for each kind of client that the plan distinguishes.
+    pub fn balancings(&self) -> impl Iterator<Item = &Balancing> {
+        let inside = self.inside.iter().map(|inside| &inside.balancing);
+        inside.chain([&self.profile.balancing])
+    }
+
     /// Returns whether clients get wrong results without packet rules.
     ///
     /// Without the rules of source ranges, all clients are admitted. If rules do not tell clients inside the cluster from

@@ -238,6 +238,14 @@ impl Snapshot {
         self.services.has(name)
     }
 
+    /// Returns whether the events that touched these Services may have deleted one.
+    pub fn may_have_deleted(&self, touched: &Touched) -> bool {
+        match touched {
+            Touched::All => true,
+            Touched::Some(names) => names.iter().any(|name| !self.has_service(name)),
+        }
+    }
+
     /// Returns the slices of `service`, in order of names.
     pub fn slices<'a>(
         &'a self,

@@ -44,7 +44,7 @@ use crate::cluster::model::Family;
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::plan::frontend::Frontend;
-use crate::plan::{Capabilities, Changed, Machine};
+use crate::plan::{Capabilities, Changed, FrontendPlan, Machine};
 
 mod affinity;
 mod chains;
@@ -212,10 +212,7 @@ impl Dataplane for Nftables {
         self.rounded.follow(planned.desired(), changed);
         let plans = changed.frontends.iter();
         let plans = plans.filter_map(|frontend| planned.desired().frontends.get(frontend));
-        let all = plans.flat_map(|plan| {
-            let inside = plan.inside.iter().map(|inside| &inside.balancing);
-            inside.chain([&plan.profile.balancing])
-        });
+        let all = plans.flat_map(FrontendPlan::balancings);
         let missing = &mut self.capabilities.missing_schedulers;
         let before = missing.len();
         for balancing in all.filter(|it| !SCHEDULERS.contains(&&*it.scheduler)) {
@@ -330,11 +327,7 @@ impl Dataplane for Nftables {
     fn destinations(&self, planned: Planned<'_>) -> usize {
         let plans = planned.desired().frontends.iter();
         let plans = plans.filter(|(frontend, _)| !frontend.needs_relay());
-        let counts = plans.map(|(_, plan)| match &plan.inside {
-            Some(inside) => plan.endpoints.len() + inside.endpoints.len(),
-            None => plan.endpoints.len(),
-        });
-        counts.sum()
+        plans.map(|(_, plan)| plan.endpoint_count()).sum()
     }
 
     fn has_written_rules(&self) -> bool {

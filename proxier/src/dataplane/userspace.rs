@@ -148,9 +148,8 @@ impl Userspace {
 
     /// Adds the schedulers of a plan that this relay lacks to the missing ones. Returns whether it lacks one.
     fn ask_for_schedulers(&mut self, plan: &FrontendPlan) -> bool {
-        let inside = plan.inside.iter().map(|inside| &inside.balancing);
         let mut is_any_new = false;
-        for balancing in inside.chain([&plan.profile.balancing]) {
+        for balancing in plan.balancings() {
             let wanted = &balancing.scheduler;
             if !self.schedulers.names().any(|known| *known == **wanted) {
                 let missing = &mut self.capabilities.missing_schedulers;
@@ -366,11 +365,7 @@ impl Dataplane for Userspace {
     fn destinations(&self, planned: Planned<'_>) -> usize {
         let plans = planned.desired().frontends.iter();
         let plans = plans.filter(|(frontend, _)| self.serves(frontend));
-        let count = |plan: &FrontendPlan| {
-            let inside = plan.inside.as_ref();
-            plan.endpoints.len() + inside.map_or(0, |inside| inside.endpoints.len())
-        };
-        plans.map(|(_, plan)| count(plan)).sum()
+        plans.map(|(_, plan)| plan.endpoint_count()).sum()
     }
 
     fn next_due(&self) -> Option<Duration> {

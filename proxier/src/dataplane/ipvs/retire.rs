@@ -174,11 +174,7 @@ impl<K: Kernel> Ipvs<K> {
     /// Linear in the retired virtual servers, and only if a Service was deleted.
     pub(super) fn release_orphans(&mut self, snapshot: &Snapshot, touched: &Touched) {
         let retired = self.ledger.retired();
-        let may_have_deleted = || match touched {
-            Touched::All => true,
-            Touched::Some(names) => names.iter().any(|name| !snapshot.has_service(name)),
-        };
-        if retired.is_empty() || !may_have_deleted() {
+        if retired.is_empty() || !snapshot.may_have_deleted(touched) {
             return;
         }
         let owned = self.ledger.owned();

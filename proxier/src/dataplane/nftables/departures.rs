@@ -186,11 +186,7 @@ impl Departures {
 
     /// Ends the drains of deleted Services. `touched` are the Services that events touched.
     pub(super) fn end_orphans(&mut self, snapshot: &Snapshot, touched: &Touched, now: Duration) {
-        let may_have_deleted = || match touched {
-            Touched::All => true,
-            Touched::Some(names) => names.iter().any(|name| !snapshot.has_service(name)),
-        };
-        if self.drains.is_empty() || !may_have_deleted() {
+        if self.drains.is_empty() || !snapshot.may_have_deleted(touched) {
             return;
         }
         self.drains.end(|it| !snapshot.has_service(it), now);
