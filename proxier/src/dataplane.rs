@@ -5,6 +5,8 @@
 //! * [`nftables`]: rules for the plan without IPVS.
 //! * [`userspace`]: a relay in this process.
 //! * [`beside`]: one of the others, with a relay for what the kernel cannot serve.
+//!
+//! The first two build their rules from the same pieces (`packet_rules`).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,6 +26,7 @@ pub(crate) mod beside;
 pub(crate) mod conntrack;
 pub(crate) mod ipvs;
 pub(crate) mod nftables;
+mod packet_rules;
 pub(crate) mod retry;
 pub(crate) mod userspace;
 

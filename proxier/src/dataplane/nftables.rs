@@ -40,9 +40,9 @@ use super::conntrack::Sweeper;
 use super::ipvs::filter::{self, FilterConfig, NodeFacts};
 use super::ipvs::linux::AddressTable;
 use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned};
-use crate::cluster::model::Family;
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
+use crate::dataplane::packet_rules::FAMILIES;
 use crate::plan::frontend::Frontend;
 use crate::plan::{Capabilities, Changed, FrontendPlan, Machine};
 
@@ -75,8 +75,6 @@ pub use table::{ServiceTable, table};
 /// The name of the table, of family `inet`. Not that of the packet rules beside IPVS, so that a node can move from one
 /// dataplane to the other while both tables exist.
 pub const TABLE: &str = "ipvs-proxier-maps";
-
-const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// nf_tables of one network namespace: that of the thread that called [`Nftables::open`].
 ///

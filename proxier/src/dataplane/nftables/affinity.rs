@@ -5,9 +5,10 @@ use std::net::IpAddr;
 
 use nftables::{Key, RulesClient, TransactionError, Value};
 
+use super::ServiceTable;
 use super::names::AFFINITY;
 use super::slots::Present;
-use super::{FAMILIES, ServiceTable};
+use crate::dataplane::packet_rules::FAMILIES;
 use crate::plan::frontend::Frontend;
 
 impl ServiceTable {

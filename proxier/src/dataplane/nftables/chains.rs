@@ -1,21 +1,17 @@
 //! The chains and sets that do not depend on any Service.
 
-use std::sync::Arc;
-
 use nftables::{
-    Chain, Hook, KeyType, Match, NewMark, Reject, Relation, Rule, Selector, Set, SetKind,
-    Statement, Table, Verdict,
+    Chain, Hook, KeyType, Match, Reject, Relation, Rule, Selector, Set, SetKind, Statement, Table,
 };
 
 use super::clients::Clients;
 use super::names::*;
+use super::parts;
 use super::pick::{PREPARED, Pick};
 use super::slots::Draw;
-use super::{FAMILIES, parts};
-use crate::cluster::model::{Cidr, Family, Networks, Protocol};
-use crate::dataplane::ipvs::filter::{
-    FilterConfig, LocalMode, MarkBit, NodeFacts, masquerade_ports,
-};
+use crate::cluster::model::{Cidr, Family, Protocol};
+use crate::dataplane::ipvs::filter::{FilterConfig, LocalMode, NodeFacts, masquerade_ports};
+use crate::dataplane::packet_rules::*;
 
 /// After connection tracking (-200), and before destination NAT.
 const BEFORE_NAT: i32 = -110;
@@ -80,7 +76,7 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
         Chain::new(LOCAL_ONLY, clients.local_only()),
         Chain::new(INSIDE_ELSEWHERE, clients.elsewhere()),
         Chain::new(NOT_HERE, clients.not_here()),
-        Chain::new(MASQUERADE, masquerade(config)),
+        Chain::new(MASQUERADE, set_bit(config.masquerade_bit)),
         Chain::new(REFUSE, refuse()),
     ] {
         table.add_chain(chain);
@@ -129,10 +125,7 @@ fn dispatching(config: &FilterConfig) -> Vec<Rule> {
     }
     for family in FAMILIES {
         let to = addressed_to(family, SERVICE_ADDRESSES);
-        let health_check = Statement::In {
-            key: [Selector::TcpDestinationPort].into(),
-            set: HEALTH_CHECK_PORTS.into(),
-        };
+        let health_check = within([Selector::TcpDestinationPort], HEALTH_CHECK_PORTS);
         rules.push(rule([to, health_check, Statement::Redirect]));
         if config.answer_ping {
             let ping = Match::EchoRequest(family);
@@ -151,12 +144,7 @@ fn after() -> Vec<Rule> {
 }
 
 fn translated() -> Vec<Rule> {
-    let sticky = FAMILIES.map(|family| {
-        rule([Statement::VerdictMap {
-            key: original_key(family),
-            map: STICKY.of(family).into(),
-        }])
-    });
+    let sticky = FAMILIES.map(|family| rule([lookup(original_key(family), STICKY.of(family))]));
     sticky.into()
 }
 
@@ -169,10 +157,8 @@ fn postrouting(config: &FilterConfig) -> Vec<Rule> {
     let mut rules = vec![rule([marked.into(), has_ports().into(), masquerade()])];
     for family in FAMILIES {
         // An endpoint that reaches itself would answer itself directly, because its own address is the source.
-        let hairpin = Statement::In {
-            key: [Selector::Source(family), Selector::Destination(family)].into(),
-            set: HAIRPIN.of(family).into(),
-        };
+        let pair = [Selector::Source(family), Selector::Destination(family)];
+        let hairpin = within(pair, HAIRPIN.of(family));
         let is_translated = Match::Translated.into();
         rules.push(rule([
             is_translated,
@@ -214,28 +200,12 @@ fn cluster_ip(config: &FilterConfig, node: &NodeFacts) -> Vec<Rule> {
             // Without networks, inside and outside look the same. Only a service address as the source is certainly
             // this node, and the endpoint's node may have the same one.
             None => {
-                let from = Statement::In {
-                    key: [Selector::Source(family)].into(),
-                    set: SERVICE_ADDRESSES.of(family).into(),
-                };
+                let from = within([Selector::Source(family)], SERVICE_ADDRESSES.of(family));
                 rule([from, goto(MASQUERADE)])
             }
         });
     }
     rules
-}
-
-/// Sets the masquerade bit, except on packets from loopback addresses, which stay on this node.
-fn masquerade(config: &FilterConfig) -> Vec<Rule> {
-    let loopback = [(Family::V4, "127.0.0.0/8"), (Family::V6, "::1/128")];
-    let [v4, v6] = loopback.map(|(family, network)| {
-        let networks = Networks::new(family, network.parse::<Cidr>());
-        let from = Match::Source(Relation::Is, networks);
-        rule([from.into(), Verdict::Return.into()])
-    });
-    // Only a bit, because the other bits of the mark belong to other programs.
-    let mark = NewMark::With(config.masquerade_bit.mark());
-    vec![v4, v6, rule([Statement::SetMark(mark)])]
 }
 
 /// Rejects connections as the kernel answers at a port without a listener, so that clients do not wait.
@@ -247,34 +217,6 @@ fn refuse() -> Vec<Rule> {
     ]
 }
 
-fn clear_bit(bit: MarkBit) -> Rule {
-    let bit = bit.mark();
-    let cleared = Statement::SetMark(NewMark::Without(bit));
-    rule([Match::HasMark(bit).into(), cleared])
-}
-
-pub(super) fn networks_of(family: Family, networks: &[Cidr]) -> Option<Networks> {
-    let networks = Networks::new(family, networks.iter().copied());
-    (!networks.is_empty()).then_some(networks)
-}
-
-fn frontend_map(family: Family, map: PerFamily) -> Statement {
-    Statement::VerdictMap {
-        key: frontend_key(family),
-        map: map.of(family).into(),
-    }
-}
-
-/// Returns the values of a packet that are the key of its frontend.
-pub(super) fn frontend_key(family: Family) -> Box<[Selector]> {
-    [
-        Selector::Destination(family),
-        Selector::Protocol,
-        Selector::DestinationPort,
-    ]
-    .into()
-}
-
 /// Returns the values of a translated packet that are the key of its frontend.
 pub(super) fn original_key(family: Family) -> Box<[Selector]> {
     [
@@ -283,19 +225,4 @@ pub(super) fn original_key(family: Family) -> Box<[Selector]> {
         Selector::OriginalDestinationPort,
     ]
     .into()
-}
-
-fn addressed_to(family: Family, set: PerFamily) -> Statement {
-    Statement::In {
-        key: [Selector::Destination(family)].into(),
-        set: set.of(family).into(),
-    }
-}
-
-pub(super) fn goto(chain: &str) -> Statement {
-    Verdict::Goto(Arc::from(chain)).into()
-}
-
-pub(super) fn rule<const N: usize>(statements: [Statement; N]) -> Rule {
-    Rule::new(statements)
 }

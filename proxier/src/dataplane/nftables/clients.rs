@@ -2,15 +2,9 @@
 
 use nftables::{Match, Relation, Rule, Verdict};
 
-use super::FAMILIES;
-use super::chains::{goto, networks_of, rule};
 use super::names::{INSIDE_ELSEWHERE, MASQUERADE};
-use crate::cluster::model::Cidr;
 use crate::dataplane::ipvs::filter::{FilterConfig, LocalMode, NodeFacts};
-
-/// The devices of Pods that common network plugins make, by the beginning of their names: Calico, Amazon, Azure,
-/// Cilium, Google, plugins of the CNI project (a device of each Pod, or a bridge of the node), kubenet.
-const POD_DEVICES: [&str; 8] = ["cali", "eni", "azv", "lxc", "gke", "veth", "cni", "cbr0"];
+use crate::dataplane::packet_rules::{POD_DEVICES, from_networks, goto, of_device, rule};
 
 /// How clients inside the cluster are recognised, whatever their node.
 pub(super) struct Clients {
@@ -24,7 +18,7 @@ pub(super) struct Clients {
 
 impl Clients {
     pub(super) fn on(config: &FilterConfig, node: &NodeFacts) -> Self {
-        let of_this_node = from(&node.pod_cidrs);
+        let of_this_node = from_networks(&node.pod_cidrs);
         let mut pods = of_this_node.clone();
         let mut are_here = false;
         match &config.local_mode {
@@ -32,7 +26,7 @@ impl Clients {
             LocalMode::ClusterCidr(networks) if networks.is_empty() => {
                 pods.extend(POD_DEVICES.map(of_device));
             }
-            LocalMode::ClusterCidr(networks) => pods.extend(from(networks)),
+            LocalMode::ClusterCidr(networks) => pods.extend(from_networks(networks)),
             LocalMode::NodeCidr => pods.extend(POD_DEVICES.map(of_device)),
             LocalMode::BridgeInterface(name) => {
                 pods.push(Match::InputInterface(Relation::Is, name.clone()));
@@ -84,17 +78,4 @@ impl Clients {
         let pass = inside.map(|client| rule([client.into(), Verdict::Return.into()]));
         pass.chain([rule([Verdict::Drop.into()])]).collect()
     }
-}
-
-fn of_device(prefix: &str) -> Match {
-    Match::InputInterfacePrefix(Relation::Is, prefix.into())
-}
-
-fn from(networks: &[Cidr]) -> Vec<Match> {
-    let networks = FAMILIES
-        .into_iter()
-        .filter_map(|it| networks_of(it, networks));
-    networks
-        .map(|networks| Match::Source(Relation::Is, networks))
-        .collect()
 }

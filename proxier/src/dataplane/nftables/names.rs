@@ -1,35 +1,8 @@
 //! The names of sets, maps and chains.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::cluster::model::Family;
-use crate::plan::frontend::Frontend;
-
-/// The names of a set for each family.
-#[derive(Clone, Copy)]
-pub(super) struct PerFamily {
-    v4: &'static str,
-    v6: &'static str,
-}
-
-impl PerFamily {
-    pub(super) fn of(self, family: Family) -> &'static str {
-        match family {
-            Family::V4 => self.v4,
-            Family::V6 => self.v6,
-        }
-    }
-}
-
-macro_rules! per_family {
-    ($name:literal) => {
-        PerFamily {
-            v4: concat!($name, "-4"),
-            v6: concat!($name, "-6"),
-        }
-    };
-}
+use crate::dataplane::packet_rules::{PerFamily, per_family};
 
 /// The frontends with endpoints, each with the chain of its pick.
 pub(super) const FRONTENDS: PerFamily = per_family!("frontends");
@@ -82,17 +55,6 @@ const LEARN: &str = "learn-";
 /// Returns the name of the chain that learns endpoints for so long.
 pub(super) fn learn(seconds: u32) -> Arc<str> {
     format!("{LEARN}{seconds}").into()
-}
-
-/// Returns the name of the chain that admits only certain sources to `frontend`.
-pub(super) fn ranges(frontend: &Frontend) -> Arc<str> {
-    let protocol = frontend.protocol.to_string().to_lowercase();
-    let address = match frontend.address {
-        IpAddr::V4(address) => address.to_string(),
-        // Names may not contain colons.
-        IpAddr::V6(address) => address.to_string().replace(':', "_"),
-    };
-    format!("ranges-{protocol}-{address}-{}", frontend.port).into()
 }
 
 /// Returns whether frontends share the chain, which exists on demand.

@@ -9,15 +9,15 @@ use nftables::{
     Value, Verdict,
 };
 
-use super::FAMILIES;
-use super::chains::{original_key, rule};
+use super::chains::original_key;
 use super::names::{
     AFFINITY, ENDPOINTS, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, LOCAL_ONLY, MASQUERADE, NOT_HERE,
-    PerFamily, REFUSE, STICKY, learn, ranges,
+    REFUSE, STICKY, learn,
 };
 use super::pick::{Pick, Way};
 use super::slots::{self, OUTSIDE, Present, Slots};
 use crate::cluster::model::{Family, Networks, TrafficPolicy};
+use crate::dataplane::packet_rules::{FAMILIES, PerFamily, ranges, rule};
 use crate::plan::frontend::Frontend;
 use crate::plan::{Availability, FrontendPlan, Scope};
 

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use nftables::{Chain, Match, Rule, Selector, Statement, Verdict};
 
-use super::FAMILIES;
-use super::chains::{frontend_key, goto, rule};
 use super::names::{AFFINITY, ENDPOINTS};
 use super::slots::{Draw, OUTSIDE};
 use crate::cluster::model::Family;
+use crate::dataplane::packet_rules::{FAMILIES, frontend_key, goto, rule};
 
 /// The most slots whose random pick exists from the start, so that a change of an endpoint adds no chain.
 pub(super) const PREPARED: u32 = 64;

@@ -12,9 +12,10 @@ use tracing::Level;
 
 use super::changes::{Changes, Content};
 use super::names::{ENDPOINTS, EXTERNAL_FRONTENDS};
+use super::parts;
 use super::table::ServiceTable;
-use super::{FAMILIES, parts};
 use crate::dataplane::ipvs::filter::FilterConfig;
+use crate::dataplane::packet_rules::FAMILIES;
 use crate::dataplane::{Extent, Failure, Planned};
 use crate::plan::Changed;
 use crate::util::conditions::{Coverage, LastingConditions};

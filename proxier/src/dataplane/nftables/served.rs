@@ -8,10 +8,11 @@ use ::nftables::{RulesClient, Value};
 use super::affinity::frontend;
 use super::names::ENDPOINTS;
 use super::slots::OUTSIDE;
-use super::{FAMILIES, TABLE, parts};
+use super::{TABLE, parts};
 use crate::cluster::model::Protocol;
 use crate::dataplane::Failure;
 use crate::dataplane::conntrack::ConntrackClient;
+use crate::dataplane::packet_rules::FAMILIES;
 use crate::plan::frontend::Frontend;
 
 /// The frontends of the kernel's table, with their endpoints.

@@ -18,11 +18,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use super::chains::{lookup, rule, within};
 use super::config::NodeFacts;
 use super::names::{ARP_ADDRESSES, ARP_SENDERS, OWN_SENDER, sender};
 use super::part::Part;
 use crate::cluster::model::Family;
+use crate::dataplane::packet_rules::{lookup, rule, within};
 use nftables::{
     Chain, Hook, Key, KeyType, Match, Rule, Selector, Set, SetKind, Statement, Table, Value,
     Verdict,

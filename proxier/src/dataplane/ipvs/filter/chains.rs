@@ -3,18 +3,17 @@
 //! Frontends are in a set, and those for clients outside in a map too: NAT chains and filter chains look them up, and the
 //! kernel refuses a verdict map in both.
 
-use std::sync::Arc;
-
 use super::arp;
-use super::config::{FilterConfig, LocalMode, MarkBit, NodeFacts};
+use super::config::{FilterConfig, LocalMode, NodeFacts};
 use super::input_accept;
 use super::inside::{self, with_inside_mark};
 use super::names::*;
 use super::nat;
-use crate::cluster::model::{Cidr, Family, Networks, Protocol};
+use crate::cluster::model::{Cidr, Family, Protocol};
+use crate::dataplane::packet_rules::*;
 use nftables::{
-    Chain, Hook, KeyType, Match, NewMark, Reject, Relation, Rule, Selector, Set, SetKind,
-    Statement, Table, Verdict,
+    Chain, Hook, KeyType, Match, Reject, Relation, Rule, Selector, Set, SetKind, Statement, Table,
+    Verdict,
 };
 
 /// Before `BEFORE_IPVS_INPUT`, which sets firewall marks.
@@ -27,8 +26,6 @@ const OUTPUT: Hook = Hook::Output(-110);
 const INPUT: Hook = Hook::Input(0);
 /// After source NAT, where masquerading needs the bit.
 const LEAVING: Hook = Hook::Postrouting(300);
-
-pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// Returns the sets of the tables, without elements.
 pub(super) fn sets(config: &FilterConfig) -> Table {
@@ -74,7 +71,7 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
         Chain::at("leaving", LEAVING, [clear_bit(config.masquerade_bit)]),
         Chain::new(CLUSTER_IP, cluster_ip(config, node)),
         Chain::new(EXTERNAL, [rule([goto(MASQUERADE)])]),
-        Chain::new(MASQUERADE, masquerade(config)),
+        Chain::new(MASQUERADE, set_bit(config.masquerade_bit)),
         Chain::new(REFUSE, refuse()),
         Chain::new(UNSERVED, unserved()),
     ]
@@ -167,20 +164,6 @@ pub(super) fn from_service_address(family: Family) -> Rule {
     rule([from, goto(MASQUERADE)])
 }
 
-/// Sets the masquerade bit, except on packets from loopback addresses, which stay on this node.
-fn masquerade(config: &FilterConfig) -> Vec<Rule> {
-    let loopback = [(Family::V4, "127.0.0.0/8"), (Family::V6, "::1/128")];
-    let loopback = loopback.map(|(family, network)| {
-        let networks = Networks::new(family, network.parse::<Cidr>());
-        let from = Match::Source(Relation::Is, networks);
-        rule([from.into(), Verdict::Return.into()])
-    });
-    // Only a bit, because the other bits of the mark belong to other programs.
-    let mark = NewMark::With(config.masquerade_bit.mark());
-    let [v4, v6] = loopback;
-    vec![v4, v6, rule([Statement::SetMark(mark)])]
-}
-
 /// Rejects new connections. Established connections pass, because their destination may be draining.
 fn refuse() -> Vec<Rule> {
     let tcp = Match::Protocol([Protocol::Tcp].into());
@@ -218,34 +201,9 @@ fn unserved() -> Vec<Rule> {
     ]
 }
 
-pub(super) fn clear_bit(bit: MarkBit) -> Rule {
-    let bit = bit.mark();
-    let cleared = Statement::SetMark(NewMark::Without(bit));
-    rule([Match::HasMark(bit).into(), cleared])
-}
-
-pub(super) fn networks_of(family: Family, networks: &[Cidr]) -> Option<Networks> {
-    let networks = Networks::new(family, networks.iter().copied());
-    (!networks.is_empty()).then_some(networks)
-}
-
-pub(super) fn frontend_map(family: Family, map: PerFamily) -> Statement {
-    lookup(frontend_key(family), map.of(family))
-}
-
 /// Matches packets to [`FRONTENDS`].
 pub(super) fn is_frontend(family: Family) -> Statement {
     within(frontend_key(family), FRONTENDS.of(family))
-}
-
-/// Returns the values of a packet that are the key of its frontend.
-pub(super) fn frontend_key(family: Family) -> [Selector; 3] {
-    let address = Selector::Destination(family);
-    [address, Selector::Protocol, Selector::DestinationPort]
-}
-
-pub(super) fn addressed_to(family: Family, set: PerFamily) -> Statement {
-    within([Selector::Destination(family)], set.of(family))
 }
 
 pub(super) fn to_health_check() -> Statement {
@@ -256,32 +214,4 @@ pub(super) fn to_health_check() -> Statement {
 pub(super) fn ping(family: Family, then: Statement) -> Rule {
     let to = addressed_to(family, PINGABLE);
     rule([Match::EchoRequest(family).into(), to, then])
-}
-
-/// Matches packets of which these values are in a set.
-pub(super) fn within(key: impl Into<Box<[Selector]>>, set: &str) -> Statement {
-    Statement::In {
-        key: key.into(),
-        set: set.into(),
-    }
-}
-
-/// Applies the verdict that a map has for these values of a packet.
-pub(super) fn lookup(key: impl Into<Box<[Selector]>>, map: &str) -> Statement {
-    Statement::VerdictMap {
-        key: key.into(),
-        map: map.into(),
-    }
-}
-
-pub(super) fn goto(chain: &str) -> Statement {
-    Verdict::Goto(Arc::from(chain)).into()
-}
-
-pub(super) fn jump(chain: &str) -> Statement {
-    Verdict::Jump(Arc::from(chain)).into()
-}
-
-pub(super) fn rule<const N: usize>(statements: [Statement; N]) -> Rule {
-    Rule::new(statements)
 }

@@ -14,12 +14,12 @@
 //! A rule cannot refer to a set in another table, and connection labels are missing on connections that began before the
 //! first rule with them; so it is a bit of the mark.
 
-use super::chains::{
-    BEFORE_INSIDE_INPUT, FAMILIES, addressed_to, clear_bit, frontend_key, is_frontend, ping, rule,
-    to_health_check, within,
-};
+use super::chains::{BEFORE_INSIDE_INPUT, is_frontend, ping, to_health_check};
 use super::config::{FilterConfig, MarkBit};
 use super::names::{CLEAR_PASSING, MARK_PASSING, NODE_PORTS, SERVICE_ADDRESSES};
+use crate::dataplane::packet_rules::{
+    FAMILIES, addressed_to, clear_bit, frontend_key, rule, within,
+};
 use nftables::{Chain, Hook, Match, NewMark, Rule, Statement};
 
 /// `NF_IP_PRI_FIRST`: before the chains of all other programs.

@@ -12,12 +12,11 @@
 
 use std::time::Duration;
 
-use super::chains::{
-    FAMILIES, clear_bit, from_service_address, frontend_map, goto, jump, networks_of, rule, within,
-};
+use super::chains::from_service_address;
 use super::config::{FilterConfig, LocalMode, NodeFacts};
 use super::names::*;
 use crate::cluster::model::Cidr;
+use crate::dataplane::packet_rules::*;
 use nftables::{
     Chain, Hook, KeyType, Match, NewMark, Relation, Rule, Selector, Set, SetKind, Statement,
     Verdict,
@@ -38,12 +37,6 @@ const AFTER_IPVS_OUTPUT: Hook = Hook::Output(-300);
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of connections whose earlier marks are kept.
 const MAX_MARKS: u32 = 65_536;
-
-/// The devices of Pods that common network plugins make, by the beginning of their names: Calico, Amazon, Azure,
-/// Cilium, Google, plugins of the CNI project (a device of each Pod, or a bridge of the node), kubenet.
-///
-/// Not `weave`, a bridge of all nodes.
-const POD_DEVICES: [&str; 8] = ["cali", "eni", "azv", "lxc", "gke", "veth", "cni", "cbr0"];
 
 /// Devices that lead to other machines, by the beginning of their names: links, and the tunnels of network plugins.
 ///
@@ -244,12 +237,4 @@ pub(super) fn firewall_mark(mark: u32) -> Chain {
             rule([remember, set()]),
         ],
     )
-}
-
-fn from_networks(networks: &[Cidr]) -> Vec<Match> {
-    FAMILIES
-        .into_iter()
-        .filter_map(|family| networks_of(family, networks))
-        .map(|networks| Match::Source(Relation::Is, networks))
-        .collect()
 }

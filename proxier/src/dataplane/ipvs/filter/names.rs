@@ -3,33 +3,7 @@
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use crate::cluster::model::Family;
-use crate::plan::frontend::Frontend;
-
-/// The names of two sets with the same purpose, one per family.
-#[derive(Clone, Copy)]
-pub(super) struct PerFamily {
-    v4: &'static str,
-    v6: &'static str,
-}
-
-impl PerFamily {
-    pub(super) fn of(self, family: Family) -> &'static str {
-        match family {
-            Family::V4 => self.v4,
-            Family::V6 => self.v6,
-        }
-    }
-}
-
-macro_rules! per_family {
-    ($name:literal) => {
-        PerFamily {
-            v4: concat!($name, "-4"),
-            v6: concat!($name, "-6"),
-        }
-    };
-}
+use crate::dataplane::packet_rules::{PerFamily, per_family};
 
 /// Every frontend except node ports.
 ///
@@ -108,14 +82,6 @@ pub(super) const OWN_SENDER: &str = "own-sender";
 /// Returns the name of the chain that sets `address` as the sender of an ARP request.
 pub(super) fn sender(address: Ipv4Addr) -> Arc<str> {
     format!("sender-{address}").into()
-}
-
-/// Returns the name of the chain that admits only certain sources to `frontend`.
-pub(super) fn ranges(frontend: &Frontend) -> Arc<str> {
-    // Names may not contain colons.
-    let address = frontend.address.to_string().replace(':', "_");
-    let protocol = frontend.protocol.to_string().to_lowercase();
-    format!("ranges-{protocol}-{address}-{}", frontend.port).into()
 }
 
 /// Returns the name of the chain that sets this firewall mark.

@@ -7,10 +7,11 @@
 
 use std::ops::RangeInclusive;
 
-use super::chains::{FAMILIES, is_frontend, rule, within};
+use super::chains::is_frontend;
 use super::config::FilterConfig;
 use super::names::HAIRPIN;
 use crate::cluster::model::Protocol;
+use crate::dataplane::packet_rules::{FAMILIES, rule, within};
 use nftables::{Chain, Hook, Match, Rule, Selector, Statement};
 
 /// Before other programs' destination NAT (-100).
