@@ -40,6 +40,7 @@ mod flows;
 mod foreign;
 mod inside_marks;
 pub(crate) mod kernel;
+mod key;
 mod learn;
 pub(crate) mod ledger;
 pub(crate) mod linux;

@@ -20,10 +20,10 @@ use ipvs_netlink as ipvs;
 use crate::cluster::model::ServicePortName;
 use crate::dataplane::Failure;
 use crate::dataplane::ipvs::filter::Fingerprint;
+use crate::dataplane::ipvs::key::LedgerKey;
 use crate::dataplane::ipvs::marks::MarkKey;
 use crate::dataplane::ipvs::observed::{CountedServer, Observed, ObservedServer};
 use crate::dataplane::ipvs::{Wanted, WantedServer};
-use crate::plan::frontend::LedgerKey;
 use crate::util::timer::Timer;
 
 mod drains;

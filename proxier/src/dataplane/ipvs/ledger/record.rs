@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::WrittenRules;
 use crate::cluster::model::ServicePortName;
 use crate::dataplane::ipvs::filter::Fingerprint;
+use crate::dataplane::ipvs::key::LedgerKey;
 use crate::dataplane::ipvs::marks::MarkKey;
-use crate::plan::frontend::LedgerKey;
 
 /// One change of the ledger.
 ///
