@@ -334,7 +334,7 @@ impl<'a, R: Resource> Follower<'a, R> {
                     self.entry.set_state(FollowState::Watching);
                 }
             }
-            if let Some(list) = &initial {
+            if let Some(list) = &mut initial {
                 list.check(bound)?;
             }
         }

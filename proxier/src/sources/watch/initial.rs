@@ -15,7 +15,9 @@ pub(super) struct InitialList<T> {
     objects: Vec<Parsed<T>>,
     /// The number of problems of the objects.
     problems: usize,
-    /// When the last object was added.
+    /// Whether an object was added since the last check.
+    has_grown: bool,
+    /// When the list was last seen to grow.
     grew: Instant,
 }
 
@@ -26,13 +28,16 @@ impl<T> InitialList<T> {
         Self {
             objects: Vec::with_capacity(count),
             problems: 0,
+            has_grown: true,
             grew: Instant::now(),
         }
     }
 
-    /// Fails if no object has been added for `limit`.
-    pub(super) fn check(&self, limit: Duration) -> Result<(), RequestFailure> {
-        if self.grew.elapsed() > limit {
+    /// Fails if no object has been added for `limit`. To be called for each piece.
+    pub(super) fn check(&mut self, limit: Duration) -> Result<(), RequestFailure> {
+        if std::mem::take(&mut self.has_grown) {
+            self.grew = Instant::now();
+        } else if self.grew.elapsed() > limit {
             return Err(Self::endless());
         }
         Ok(())
@@ -46,15 +51,11 @@ impl<T> InitialList<T> {
 
     /// Adds objects of the list.
     pub(super) fn add(&mut self, objects: impl IntoIterator<Item = Parsed<T>>) {
-        for object in objects {
-            self.grew = Instant::now();
-            self.push(object);
-        }
+        objects.into_iter().for_each(|object| self.push(object));
     }
 
     /// Applies a change that arrived before the end.
     pub(super) fn apply(&mut self, change: Update<T>) {
-        self.grew = Instant::now();
         match change {
             // A duplicate does no harm, because the store uses the last one of a `Reset`.
             Update::Apply(object) => self.push(object),
@@ -73,6 +74,7 @@ impl<T> InitialList<T> {
         let room = MAX_PROBLEMS.saturating_sub(self.problems).max(1);
         object.problems.truncate(room);
         self.problems += object.problems.len();
+        self.has_grown = true;
         self.objects.push(object);
     }
 
