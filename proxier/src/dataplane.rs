@@ -25,6 +25,7 @@ mod applied;
 pub(crate) mod beside;
 pub(crate) mod conntrack;
 pub(crate) mod ipvs;
+pub(crate) mod namespace_lock;
 pub(crate) mod nftables;
 mod packet_rules;
 pub(crate) mod retry;

@@ -6,7 +6,6 @@ pub(crate) mod ipset;
 mod iptables_legacy;
 mod listing;
 mod mark_chain;
-pub(crate) mod namespace_lock;
 pub(crate) mod neighbours;
 pub(crate) mod predecessor;
 mod removal;

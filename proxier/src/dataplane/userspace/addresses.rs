@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::change::{AddressChange, Change};
 use crate::dataplane::Failure;
 use crate::dataplane::ipvs::linux::AddressTable;
-use crate::host::namespace_lock::NamespaceLock;
+use crate::dataplane::namespace_lock::NamespaceLock;
 use crate::plan::{Desired, Machine};
 
 /// The service addresses of this network namespace.

@@ -17,12 +17,7 @@
 use std::fmt;
 
 use super::names;
-
-/// The programs of iptables-legacy, each with the file in which the kernel lists its tables in use.
-const PROGRAMS: [(&str, &str); 2] = [
-    ("iptables-legacy", "/proc/thread-self/net/ip_tables_names"),
-    ("ip6tables-legacy", "/proc/thread-self/net/ip6_tables_names"),
-];
+use crate::host::legacy_tables;
 
 /// An iptables-legacy whose tables may have kube-proxy's chains.
 ///
@@ -41,15 +36,19 @@ pub(crate) const IPTABLES_MODE: &[&str] = &["mangle", "nat", "filter"];
 
 /// Returns the programs that have all these tables in this thread's network namespace.
 pub(crate) fn programs_with(tables: &[&str]) -> Vec<LegacyProgram> {
-    let has_all = |(_, file): &(&str, &str)| {
-        // A kernel without iptables-legacy lacks the file.
-        let present = std::fs::read_to_string(file).unwrap_or_default();
-        tables
+    let in_use = legacy_tables();
+    let has = |name: &str, table: &str| {
+        in_use
             .iter()
-            .all(|table| present.lines().any(|name| name == *table))
+            .any(|it| it.program == name && it.name == table)
     };
-    let programs = PROGRAMS.into_iter().filter(has_all);
-    programs.map(|(name, _)| LegacyProgram { name }).collect()
+    let mut names: Vec<&str> = in_use.iter().map(|it| it.program).collect();
+    names.dedup();
+    names.retain(|name| tables.iter().all(|table| has(name, table)));
+    names
+        .into_iter()
+        .map(|name| LegacyProgram { name })
+        .collect()
 }
 
 impl fmt::Display for LegacyProgram {
