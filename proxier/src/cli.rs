@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use nftables::RulesClient;
 
 use crate::cli::config::{NodeSettings, Resolved};
-use crate::cluster::model::Cidr;
+use crate::cluster::model::{Cidr, Weights};
 use crate::dataplane::ipvs::filter;
 use crate::dataplane::ipvs::ledger::{LedgerFile, LedgerLock, LockError};
 use crate::dataplane::ipvs::linux::Linux;
@@ -132,6 +132,21 @@ struct NodeFlags {
     #[arg(long, value_name = "DURATION", default_value = "1h")]
     drain_timeout: DurationFlag,
 
+    /// Weights of endpoints for Services without the annotation ipvs-proxier.io/weights, in its syntax, such as
+    /// same-node:8,same-zone:4,*:1 [default: 1 for every endpoint]. kube-proxy has no such flag.
+    #[arg(long, value_name = "KEY:WEIGHT[,..]")]
+    weights: Option<Weights>,
+
+    /// The ranges of addresses that Services may have in spec.externalIPs; others are not served [default: any].
+    /// kube-proxy has no such flag.
+    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
+    external_ip_ranges: Vec<Cidr>,
+
+    /// The ranges of addresses that Services may have in status.loadBalancer.ingress; others are not served [default:
+    /// any]. kube-proxy has no such flag.
+    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
+    load_balancer_ip_ranges: Vec<Cidr>,
+
     #[command(flatten)]
     proxy: ProxyFlags,
 }
@@ -206,6 +221,11 @@ impl NodeFlags {
         let plan = PlanConfig {
             node_name,
             scheduler: settings.scheduler.as_str().into(),
+            weights: self.weights.clone().map(Arc::new),
+            external_ranges: plan::ExternalRanges {
+                external_ips: self.external_ip_ranges.clone(),
+                load_balancer_ips: self.load_balancer_ip_ranges.clone(),
+            },
             node_port_addresses: settings.node_port_addresses.clone(),
             has_localhost_node_ports: false,
             // With IPVS, `local_addresses` replaces it.

@@ -18,7 +18,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cluster::model::{Protocol, SchedulerFlags, ServicePortName, TrafficPolicy};
+use crate::cluster::model::{Protocol, SchedulerFlags, ServicePortName, TrafficPolicy, Weights};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::{Snapshot, Touched};
 use crate::plan::frontend::Frontend;
@@ -29,6 +29,7 @@ mod elsewhere;
 mod endpoints;
 #[cfg(any(test, feature = "kernel-in-memory"))]
 pub mod example;
+mod external_ranges;
 pub(crate) mod frontend;
 mod health;
 mod node_ports;
@@ -39,6 +40,7 @@ mod relay_options;
 mod service;
 
 pub use access::{Access, Availability, Scope};
+pub use external_ranges::ExternalRanges;
 pub use health::HealthCheck;
 pub use node_ports::NodePortAddresses;
 pub(crate) use options::drain;
@@ -52,6 +54,8 @@ pub struct PlanConfig {
     pub node_name: Arc<str>,
     /// The scheduler of Services without the annotation `scheduler`.
     pub scheduler: Arc<str>,
+    /// The weights of endpoints of Services without the annotation `weights`; `None`: all have weight 1.
+    pub weights: Option<Arc<Weights>>,
     /// The addresses of this node that serve node ports.
     pub node_port_addresses: NodePortAddresses,
     /// Whether 127.0.0.1 serves node ports, too, if it is among `node_port_addresses`. Only a relay can
@@ -59,9 +63,27 @@ pub struct PlanConfig {
     pub has_localhost_node_ports: bool,
     /// How service addresses are made local.
     pub service_addresses: ServiceAddresses,
+    /// The addresses that Services may take outside the cluster.
+    pub external_ranges: ExternalRanges,
     /// How long a removed TCP endpoint may keep its connections, unless the annotation
     /// `drain-seconds` says otherwise.
     pub drain: Duration,
+}
+
+/// The defaults of the flags, for a node without name.
+impl Default for PlanConfig {
+    fn default() -> Self {
+        Self {
+            node_name: "".into(),
+            scheduler: "rr".into(),
+            weights: None,
+            node_port_addresses: NodePortAddresses::default(),
+            has_localhost_node_ports: false,
+            service_addresses: ServiceAddresses::default(),
+            external_ranges: ExternalRanges::default(),
+            drain: Duration::from_secs(3_600),
+        }
+    }
 }
 
 /// How service addresses become local addresses of the node.

@@ -90,10 +90,14 @@ pub struct Preview {
 impl<D: Dataplane> Proxier<D> {
     /// Returns a proxier without input.
     pub fn of(dataplane: D, config: PlanConfig) -> Self {
+        let mut input = Input::default();
+        if config.weights.as_ref().is_some_and(|it| it.need_regions()) {
+            input.snapshot.need_regions_for_all();
+        }
         Self {
             dataplane,
             cluster: Cluster {
-                input: Input::default(),
+                input,
                 planner: Planner::new(config),
                 machine: Machine::default(),
             },

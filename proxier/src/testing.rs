@@ -152,10 +152,10 @@ pub mod plan {
     #[cfg(any(test, feature = "kernel-in-memory"))]
     pub use crate::plan::example;
     pub use crate::plan::{
-        Access, Availability, Balancing, Capabilities, Changed, Desired, Endpoints, FrontendKind,
-        FrontendPlan, HealthCheck, InsidePlan, Machine, NodePortAddresses, Peers, PlanConfig,
-        Planner, Profile, RelayAbilities, RelayOptions, Scope, SelectedEndpoint, ServiceAddresses,
-        SourceFlaw, desired,
+        Access, Availability, Balancing, Capabilities, Changed, Desired, Endpoints, ExternalRanges,
+        FrontendKind, FrontendPlan, HealthCheck, InsidePlan, Machine, NodePortAddresses, Peers,
+        PlanConfig, Planner, Profile, RelayAbilities, RelayOptions, Scope, SelectedEndpoint,
+        ServiceAddresses, SourceFlaw, desired,
     };
 }
 

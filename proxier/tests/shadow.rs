@@ -20,7 +20,7 @@ use proxier::testing::manifests;
 use proxier::testing::model::{Cidr, ObjectName, Protocol, ServiceCidr};
 use proxier::testing::observed::{Carrier, ObservedServer};
 use proxier::testing::op::AddressForm;
-use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use proxier::testing::plan::PlanConfig;
 use proxier::testing::shadow::{self, Compared, Comparison};
 use proxier::testing::store::{Event, Parsed, Update};
 use proxier::testing::sync::Proxier;
@@ -102,11 +102,8 @@ fn compare(kernel: FakeKernel, documents: &str) -> (String, String) {
 fn compare_with(kernel: FakeKernel, documents: &str, ranges: Vec<Cidr>) -> (String, String) {
     let config = PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".into(),
-        node_port_addresses: NodePortAddresses::default(),
-        service_addresses: ServiceAddresses::Routes,
         drain: Duration::from_secs(3600),
-        has_localhost_node_ports: false,
+        ..PlanConfig::default()
     };
     let options = manifests::Options {
         service_cidr: Vec::new(),

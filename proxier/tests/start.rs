@@ -13,7 +13,7 @@ use proxier::testing::dataplane::ipvs::Ipvs;
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::ledger::LedgerFile;
 use proxier::testing::manifests;
-use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use proxier::testing::plan::PlanConfig;
 use proxier::testing::sync::Proxier;
 
 /// Returns the Service through which the node reaches the API server, and its endpoint.
@@ -34,11 +34,8 @@ fn programmed(mut kernel: FakeKernel, writes: usize) -> Proxier<Ipvs<FakeKernel>
     }
     let config = PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".into(),
-        node_port_addresses: NodePortAddresses::default(),
-        has_localhost_node_ports: false,
-        service_addresses: ServiceAddresses::Routes,
         drain: Duration::ZERO,
+        ..PlanConfig::default()
     };
     let cluster = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance/cluster.yaml");
     let cluster = std::fs::read_to_string(cluster).unwrap();

@@ -9,7 +9,7 @@ use proxier::testing::daemon::{Daemon, Message, Meter, Periods, Publisher};
 use proxier::testing::dataplane::ipvs::{Ipvs, Kernel};
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::ledger::LedgerFile;
-use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use proxier::testing::plan::{NodePortAddresses, PlanConfig};
 use proxier::testing::store::{Event, Interner, Update};
 use proxier::testing::sync::Proxier;
 use serde::{Deserialize, Serialize};
@@ -47,11 +47,9 @@ impl Step {
 fn config() -> anyhow::Result<PlanConfig> {
     Ok(PlanConfig {
         node_name: NODE.into(),
-        scheduler: "rr".into(),
         node_port_addresses: NodePortAddresses::parse(std::iter::empty())?,
-        has_localhost_node_ports: false,
-        service_addresses: ServiceAddresses::Routes,
         drain: Duration::from_secs(3_600),
+        ..PlanConfig::default()
     })
 }
 

@@ -30,7 +30,7 @@ use crate::dataplane::namespace_lock::NamespaceLock;
 use crate::dataplane::nftables;
 use crate::host::predecessor::{LeftoverClient, MarkChainUse, signs};
 use crate::host::{self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments};
-use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use crate::plan::{PlanConfig, ServiceAddresses};
 use crate::reconcile::Proxier;
 use crate::util::clock;
 use successor::Successor;
@@ -198,12 +198,10 @@ impl<'a> Cleanup<'a> {
         }
         let config = PlanConfig {
             node_name: "".into(),
-            scheduler: "rr".into(),
-            node_port_addresses: NodePortAddresses::default(),
-            has_localhost_node_ports: false,
             // The only plan that needs no carrier. Addresses of all forms are deleted.
             service_addresses: ServiceAddresses::Loopback,
             drain: Duration::ZERO,
+            ..PlanConfig::default()
         };
         let excluded = match has_successor {
             true => EVERYWHERE

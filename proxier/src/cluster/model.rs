@@ -170,9 +170,12 @@ impl Service {
 
     /// Returns whether its plan depends on the regions of other nodes.
     pub fn needs_regions(&self) -> bool {
-        let annotations = self.annotations.as_deref();
-        let keys = annotations.and_then(|annotations| annotations.topology_keys.as_deref());
-        keys.is_some_and(|keys| keys.contains(&TopologyKey::Region))
+        let Some(annotations) = self.annotations.as_deref() else {
+            return false;
+        };
+        let mut keys = annotations.topology_keys.iter().flatten();
+        let weights = annotations.weights.as_ref();
+        keys.any(|key| *key == TopologyKey::Region) || weights.is_some_and(Weights::need_regions)
     }
 }
 

@@ -133,6 +133,8 @@ pub struct Snapshot {
     slices_listed: bool,
     /// The Services whose plan depends on the regions of other nodes.
     needing_regions: BTreeSet<ObjectName>,
+    /// Whether those of all Services do.
+    all_need_regions: bool,
     api_servers: Arc<BTreeSet<IpAddr>>,
     node_addresses: Arc<BTreeMap<IpAddr, Arc<str>>>,
 }
@@ -169,7 +171,10 @@ impl Snapshot {
                 let mut moved = false;
                 self.nodes.update(update, |_| moved = true);
                 if moved {
-                    touched.add(&self.needing_regions);
+                    match self.all_need_regions {
+                        true => *touched = Touched::All,
+                        false => touched.add(&self.needing_regions),
+                    }
                     self.find_node_addresses();
                 }
             }
@@ -321,9 +326,14 @@ impl Snapshot {
         self.service_cidrs.iter()
     }
 
+    /// Notes that the plan of each Service depends on the regions of other nodes.
+    pub(crate) fn need_regions_for_all(&mut self) {
+        self.all_need_regions = true;
+    }
+
     /// Returns whether a Service needs the locations of other nodes.
     pub fn needs_other_nodes(&self) -> bool {
-        !self.needing_regions.is_empty()
+        self.all_need_regions || !self.needing_regions.is_empty()
     }
 
     /// Returns the problems of all objects, in order of names within a kind.

@@ -15,17 +15,14 @@ use crate::dataplane::ipvs::Ipvs;
 use crate::dataplane::ipvs::fake::FakeKernel;
 use crate::dataplane::ipvs::filter::FilterConfig;
 use crate::dataplane::ipvs::ledger::LedgerFile;
-use crate::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use crate::plan::PlanConfig;
 use crate::sources::manifests::{self, Options};
 
 fn config() -> PlanConfig {
     PlanConfig {
         node_name: "here".into(),
-        scheduler: "rr".into(),
-        node_port_addresses: NodePortAddresses::default(),
-        has_localhost_node_ports: false,
-        service_addresses: ServiceAddresses::Routes,
         drain: Duration::ZERO,
+        ..PlanConfig::default()
     }
 }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::elsewhere::Elsewhere;
 use super::endpoints::Topology;
+use super::options::{IGNORED, ignores_weights, no_object_matches};
 use super::{Capabilities, Machine, PlanConfig, ServiceAddresses, SourceFlaw};
-use crate::cluster::model::Family;
+use crate::cluster::model::{Family, Weights};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Snapshot;
 
@@ -70,6 +71,11 @@ impl<'a> Context<'a> {
         Topology::new(&self.config.node_name, self.snapshot)
     }
 
+    /// Returns the weights of endpoints of Services without the annotation `weights`.
+    pub(super) fn weights(&self) -> Option<&'a Weights> {
+        self.config.weights.as_deref()
+    }
+
     /// Returns whether this node has `address`, on an interface or according to its Node object.
     pub(super) fn is_own(&self, address: &IpAddr) -> bool {
         let node = self.snapshot.node();
@@ -126,6 +132,29 @@ impl<'a> Context<'a> {
                 self.scheduler
             );
             problems.push(Problem::new("Configuration", "scheduler", wanted, message));
+        }
+        let is_ignored = |weights| ignores_weights(&self.scheduler, weights);
+        if self.weights().is_some_and(is_ignored) {
+            let message = format!(
+                "{IGNORED}; choose one that uses them with --ipvs-scheduler, such as wrr or wlc"
+            );
+            problems.push(Problem::new(
+                "Configuration",
+                "--weights",
+                &self.scheduler,
+                message,
+            ));
+        }
+        let keys = self.weights().into_iter().flat_map(|weights| &weights.near);
+        for (key, _) in keys {
+            problems.extend(self.topology().missing_objects(*key).map(|missing| {
+                Problem::new(
+                    "Configuration",
+                    "--weights",
+                    key,
+                    no_object_matches(missing),
+                )
+            }));
         }
         problems
     }

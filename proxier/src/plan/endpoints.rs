@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use crate::cluster::model::{
     Endpoint, EndpointSlice, Family, Protocol, Service, ServicePort, SlicePort, TopologyKey,
+    Weights,
 };
 
 mod hints;
@@ -45,11 +46,12 @@ impl EndpointSets {
         service: &Service,
         port: &ServicePort,
         family: Family,
-        topology: &Topology<'_>,
+        (topology, default_weights): (&Topology<'_>, Option<&Weights>),
     ) -> Self {
         let annotations = service.annotations.as_deref();
         let keys = annotations.and_then(|annotations| annotations.topology_keys.as_deref());
         let weights = annotations.and_then(|annotations| annotations.weights.as_ref());
+        let weights = weights.or(default_weights);
         let weigh = |(address, endpoint): Candidate<'_>| SelectedEndpoint {
             address: address.ip(),
             port: address.port(),

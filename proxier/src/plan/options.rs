@@ -62,12 +62,18 @@ impl ServiceOptions {
             None => default_flags(name),
         };
         let weights = annotations.weights.as_ref();
-        if !uses_weights(name) && weights.is_some_and(is_uneven) {
-            let message = "is a scheduler that ignores all weights but 0; request one that uses them \
-                           with ipvs-proxier.io/scheduler, such as wrr or wlc";
-            report(WEIGHTS, name, message.to_owned());
+        if weights.is_some_and(|weights| ignores_weights(name, weights)) {
+            let message = format!(
+                "{IGNORED}; request one that uses them with ipvs-proxier.io/scheduler, such as wrr or wlc"
+            );
+            report(WEIGHTS, name, message);
         }
         let topology = context.topology();
+        for (key, _) in weights.into_iter().flat_map(|weights| &weights.near) {
+            if let Some(missing) = topology.missing_objects(*key) {
+                report(WEIGHTS, key.as_str(), no_object_matches(missing));
+            }
+        }
         for &key in annotations.topology_keys.iter().flatten() {
             if let Some(missing) = topology.missing_objects(key) {
                 let message = format!(
@@ -140,19 +146,32 @@ fn default_flags(scheduler: &str) -> SchedulerFlags {
     }
 }
 
-/// Returns whether the share of a destination depends on its weight.
+/// The beginning of a message about a scheduler that ignores weights.
+pub(super) const IGNORED: &str = "is a scheduler that ignores all weights but 0";
+
+/// Returns whether the scheduler ignores differences of these weights.
 ///
 /// `rr`, `lc` and `dh` only skip weight 0 (`ip_vs_rr.c`, `ip_vs_lc.c`, `ip_vs_dh.c`, Linux 6.1). An unknown
 /// scheduler is assumed to use weights: a missing problem harms less than a wrong one.
-fn uses_weights(scheduler: &str) -> bool {
-    !matches!(scheduler, "rr" | "lc" | "dh")
+pub(super) fn ignores_weights(scheduler: &str, weights: &Weights) -> bool {
+    matches!(scheduler, "rr" | "lc" | "dh") && is_uneven(weights)
+}
+
+/// Returns the message about a location in weights that cannot be evaluated.
+pub(super) fn no_object_matches(missing: &str) -> String {
+    format!(
+        "cannot be evaluated before the proxy can read {missing}; until then only endpoints on this node match"
+    )
 }
 
 /// Returns whether two weights above 0 differ.
 fn is_uneven(weights: &Weights) -> bool {
     let addresses = weights.addresses.iter().map(|&(_, weight)| weight);
     let named = weights.nodes.iter().chain(&weights.zones);
-    let rules = addresses.chain(named.map(|&(_, weight)| weight));
+    let near = weights.near.iter().map(|&(_, weight)| weight);
+    let rules = addresses
+        .chain(named.map(|&(_, weight)| weight))
+        .chain(near);
     let mut all = rules.chain([weights.default]).filter(|&weight| weight > 0);
     let first = all.next();
     all.any(|weight| Some(weight) != first)

@@ -62,7 +62,8 @@ pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirem
         ..
     } = &mut requirements;
     let is_own = |address: &IpAddr| context.is_own(address);
-    let (service, excluded) = (context.elsewhere).exclude(service, &slices, is_own, problems);
+    let service = context.config.external_ranges.restrict(service, problems);
+    let (service, excluded) = (context.elsewhere).exclude(&service, &slices, is_own, problems);
     *elsewhere = excluded;
     let service = &*service;
     let mut builder = RequirementsBuilder {
@@ -114,7 +115,13 @@ fn health_check(
     let count = |family| {
         let mut addresses = BTreeSet::new();
         for port in &*service.ports {
-            let sets = EndpointSets::of(slices, service, port, family, &topology);
+            let sets = EndpointSets::of(
+                slices,
+                service,
+                port,
+                family,
+                (&topology, context.weights()),
+            );
             if sets.is_local_ready {
                 let serving = sets.local.iter().filter(|endpoint| endpoint.weight > 0);
                 addresses.extend(serving.map(|endpoint| endpoint.address));
@@ -194,7 +201,13 @@ impl RequirementsBuilder<'_> {
 
     fn endpoints(&mut self, port: &ServicePort, family: Family) -> PortEndpoints {
         let topology = self.context.topology();
-        let sets = EndpointSets::of(self.slices, self.service, port, family, &topology);
+        let sets = EndpointSets::of(
+            self.slices,
+            self.service,
+            port,
+            family,
+            (&topology, self.context.weights()),
+        );
         // A dataplane masquerades the connections of these endpoints to themselves.
         let here = sets.local.iter().map(|endpoint| endpoint.address);
         self.requirements.local_endpoints.extend(here);

@@ -11,7 +11,6 @@ use crate::cluster::store::Update;
 use crate::dataplane::Applied;
 use crate::dataplane::ipvs::fake::{FakeKernel, Fault};
 use crate::dataplane::ipvs::{Changes, MarkChanges};
-use crate::plan::{NodePortAddresses, ServiceAddresses};
 use crate::sources::manifests::{self, Options};
 use nftables::{Key, Table};
 
@@ -116,10 +115,8 @@ fn proxier_with(kernel: FakeKernel, ledger: &Path, scheduler: &str, drain: Durat
     let config = PlanConfig {
         node_name: "node-a".into(),
         scheduler: scheduler.into(),
-        node_port_addresses: NodePortAddresses::default(),
-        has_localhost_node_ports: false,
-        service_addresses: ServiceAddresses::Routes,
         drain,
+        ..PlanConfig::default()
     };
     Proxier::new(kernel, config, LedgerFile::new(ledger))
         .unwrap()

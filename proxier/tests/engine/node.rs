@@ -13,7 +13,7 @@ use proxier::testing::filter::{Filter, FilterConfig, LocalMode, MarkBit};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::ledger::LedgerFile;
 use proxier::testing::model::{Cidr, Node as NodeObject, ObjectName, Service};
-use proxier::testing::plan::{NodePortAddresses, PlanConfig, Planner, ServiceAddresses, desired};
+use proxier::testing::plan::{PlanConfig, Planner, desired};
 use proxier::testing::store::{Event, Touched};
 use proxier::testing::sync::Proxier;
 use tempfile::TempDir;
@@ -36,11 +36,8 @@ pub(crate) struct Node {
 fn config(drain: Duration) -> PlanConfig {
     PlanConfig {
         node_name: "here".into(),
-        scheduler: "rr".into(),
-        node_port_addresses: NodePortAddresses::default(),
-        has_localhost_node_ports: false,
-        service_addresses: ServiceAddresses::Routes,
         drain,
+        ..PlanConfig::default()
     }
 }
 

@@ -1,7 +1,8 @@
 //! A notation for clusters and their plans.
 //!
 //! ```text
-//! options scheduler=mh nodeports=10.0.0.0/8,primary    flags; must be the first command
+//! options scheduler=mh nodeports=10.0.0.0/8,primary weights=same-node:8  flags; must be the first command
+//!     external-ranges=192.0.2.0/24 ingress-ranges=198.51.100.0/24
 //!     relay=privileged                                 the userspace dataplane; may change later
 //! node here 192.0.2.1 2001:db8::1 zone=a region=r      our node; sets the machine's addresses too
 //! node other 192.0.2.3 region=s                        another node
@@ -30,15 +31,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proxier::testing::api::{self, WireObject as _};
 use proxier::testing::frontend::Frontend;
 use proxier::testing::model::{ObjectName, Protocol, SourceAddress};
 use proxier::testing::plan::{
-    Availability, Balancing, Capabilities, Changed, Desired, FrontendPlan, Machine,
-    NodePortAddresses, PlanConfig, Planner, RelayAbilities, SelectedEndpoint, ServiceAddresses,
-    desired,
+    Availability, Balancing, Capabilities, Changed, Desired, ExternalRanges, FrontendPlan, Machine,
+    NodePortAddresses, PlanConfig, Planner, RelayAbilities, SelectedEndpoint, desired,
 };
 use proxier::testing::problem::Problem;
 use proxier::testing::store::{Event, Interner, Snapshot, Touched, Update};
@@ -67,11 +68,8 @@ pub(crate) struct Scene {
 pub(crate) fn config() -> PlanConfig {
     PlanConfig {
         node_name: HERE.into(),
-        scheduler: "rr".into(),
-        node_port_addresses: NodePortAddresses::default(),
-        service_addresses: ServiceAddresses::Routes,
         drain: DRAIN,
-        has_localhost_node_ports: false,
+        ..PlanConfig::default()
     }
 }
 
@@ -183,6 +181,20 @@ impl Scene {
     fn options(&mut self, words: &Words<'_>) {
         if let Some(scheduler) = words.get("scheduler") {
             self.config.scheduler = scheduler.into();
+        }
+        let ranges = |key| {
+            words
+                .list(key)
+                .iter()
+                .map(|it| it.parse().unwrap())
+                .collect()
+        };
+        self.config.external_ranges = ExternalRanges {
+            external_ips: ranges("external-ranges"),
+            load_balancer_ips: ranges("ingress-ranges"),
+        };
+        if let Some(weights) = words.get("weights") {
+            self.config.weights = Some(Arc::new(weights.parse().unwrap()));
         }
         if let Some(scheduler) = words.get("missing") {
             self.capabilities.missing_schedulers = [scheduler.into()].into();

@@ -6,7 +6,7 @@ use proxier::testing::clock;
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::nftables::{Nftables, TABLE};
 use proxier::testing::manifests::{self, Options};
-use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use proxier::testing::plan::{PlanConfig, ServiceAddresses};
 use proxier::testing::sync::Proxier;
 use serde_json::{Value, json};
 
@@ -136,11 +136,9 @@ const NODE: &str = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": 
 fn start() -> Proxier<Nftables> {
     let config = PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".into(),
-        node_port_addresses: NodePortAddresses::default(),
-        has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::None,
         drain: Duration::from_secs(60),
+        ..PlanConfig::default()
     };
     Proxier::of(Nftables::open(rules(), &[]).unwrap(), config)
 }

@@ -7,9 +7,7 @@ use ::nftables::{RulesClient, Table};
 use proxier::testing::dataplane::nftables::{TABLE, table};
 use proxier::testing::filter::{FilterConfig, LocalMode};
 use proxier::testing::manifests::{self, Options};
-use proxier::testing::plan::{
-    Capabilities, Desired, Machine, NodePortAddresses, PlanConfig, ServiceAddresses, desired,
-};
+use proxier::testing::plan::{Capabilities, Desired, Machine, PlanConfig, desired};
 use proxier::testing::store::{Snapshot, Touched};
 
 use crate::{assert_same, lines, nft};
@@ -45,11 +43,8 @@ fn planned(manifests: impl Display, addresses: &[&str]) -> Desired {
     };
     let config = PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".into(),
-        node_port_addresses: NodePortAddresses::default(),
-        has_localhost_node_ports: false,
-        service_addresses: ServiceAddresses::Routes,
         drain: Duration::ZERO,
+        ..PlanConfig::default()
     };
     desired(&snapshot, &machine, &capabilities, &config).0
 }

@@ -14,7 +14,7 @@ use proxier::testing::clock;
 use proxier::testing::dataplane::nftables::{Nftables, TABLE};
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::model::TrafficPolicy;
-use proxier::testing::plan::{NodePortAddresses, PlanConfig, ServiceAddresses};
+use proxier::testing::plan::{PlanConfig, ServiceAddresses};
 use proxier::testing::sync::Proxier;
 
 use super::load::{PATIENCE, Tally, meanwhile, newcomer, newcomer_over_tcp};
@@ -80,12 +80,10 @@ impl Maps {
 fn start() -> Proxier<Nftables> {
     let config = PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".into(),
-        node_port_addresses: NodePortAddresses::default(),
-        has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::None,
         // The default of `--drain-timeout`.
         drain: Duration::from_secs(3_600),
+        ..PlanConfig::default()
     };
     let rules = FilterConfig {
         local_mode: cluster_networks(),

@@ -247,12 +247,10 @@ pub(crate) fn start(
 ) -> Proxier<Ipvs<Linux>> {
     let config = plan::PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".into(),
-        node_port_addresses: plan::NodePortAddresses::default(),
-        has_localhost_node_ports: false,
         service_addresses: form,
         // The default of `--drain-timeout`.
         drain: Duration::from_secs(3_600),
+        ..plan::PlanConfig::default()
     };
     let file = LedgerFile::new(state.path().join("state"));
     Proxier::new(Linux::open(form).unwrap(), config, file)

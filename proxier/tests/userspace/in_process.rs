@@ -3,7 +3,7 @@
 use proxier::testing::dataplane::userspace::Userspace;
 use proxier::testing::dataplane::{Dataplane as _, Extent, Planned};
 use proxier::testing::manifests::{self, Options};
-use proxier::testing::plan::{Machine, NodePortAddresses, PlanConfig, Planner, ServiceAddresses};
+use proxier::testing::plan::{Machine, PlanConfig, Planner, ServiceAddresses};
 use proxier::testing::store::{Event, Snapshot, Touched, Update};
 
 use super::*;
@@ -12,11 +12,9 @@ use super::*;
 pub(crate) fn config() -> PlanConfig {
     PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".into(),
-        node_port_addresses: NodePortAddresses::default(),
-        has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Loopback,
         drain: Duration::ZERO,
+        ..PlanConfig::default()
     }
 }
 

@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | [`SCHEDULER`] | a scheduler of the kernel | `--ipvs-scheduler` |
 //! | [`SCHEDULER_FLAGS`] | `fallback`, `port`, both, or `none` | none; `port` for `mh` |
-//! | [`WEIGHTS`] | weights by address, node or zone | 1 for every endpoint |
+//! | [`WEIGHTS`] | weights by address, node or zone | `--weights`, or 1 for every endpoint |
 //! | [`DRAIN_SECONDS`] | 0 to 86,400 | the daemon's drain time |
 //! | [`IDLE_TIMEOUT`] | 1 to 86,400 | the kernel's timeouts |
 //! | [`PROXY_PROTOCOL`] | `v1` or `v2` | no header |
@@ -76,17 +76,20 @@ pub(crate) const SCHEDULER_FLAGS: &str = "scheduler-flags";
 /// | `10.0.0.1`, `[fd00::1]` | with that address; IPv6 in brackets |
 /// | `10.0.0.0/24`, `[fd00::/64]` | in that network |
 /// | `node=<name>` | on that node |
+/// | `same-node` | on this node |
 /// | `zone=<name>` | in that zone |
+/// | `same-zone` | in this node's zone |
+/// | `same-region` | on nodes in this node's region |
 /// | `*` | all others; their weight is 1 without this entry |
 ///
 /// The most specific entry applies, in any order of entries: an address before a network, a longer
-/// prefix before a shorter one, a network before a node, a node before a zone, a zone before `*`. A
-/// key may occur only once. Weights are 0 to 65,535. An endpoint of weight 0 gets no new connections
+/// prefix before a shorter one, and then in the order of the table. A key may occur only once. Weights are 0 to 65,535. An endpoint of weight 0 gets no new connections
 /// and keeps the existing ones. Weights do not influence which endpoints are selected: if all
 /// selected ones have weight 0, clients are rejected.
 ///
 /// ```yaml
 /// ipvs-proxier.io/weights: "zone=a:3, zone=b:1, node=n7:0, 10.0.0.1:10, [fd00::/64]:2, *:1"
+/// ipvs-proxier.io/weights: "same-node:8, same-zone:4, *:1"
 /// ```
 pub(crate) const WEIGHTS: &str = "weights";
 

@@ -40,8 +40,8 @@ pub struct SchedulerFlags {
 
 /// The weights of endpoints.
 ///
-/// The most specific entry applies: an endpoint's address, else its node, else its zone, else the
-/// default.
+/// The most specific entry applies: an endpoint's address, else its node (by name, then as this node), else its zone
+/// (by name, then as this node's), else this node's region, else the default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Weights {
     /// By address, longest prefixes first; without duplicates.
@@ -50,8 +50,17 @@ pub struct Weights {
     pub nodes: Box<[(Arc<str>, u16)]>,
     /// By zone, in order of names; without duplicates.
     pub zones: Box<[(Arc<str>, u16)]>,
+    /// By location relative to this node, nearest first; without duplicates, never [`TopologyKey::Any`].
+    pub near: Box<[(TopologyKey, u16)]>,
     /// Of all other endpoints.
     pub default: u16,
+}
+
+impl Weights {
+    /// Returns whether they depend on the regions of other nodes.
+    pub fn need_regions(&self) -> bool {
+        self.near.iter().any(|(key, _)| *key == TopologyKey::Region)
+    }
 }
 
 /// The location of endpoints relative to this node.

@@ -88,9 +88,11 @@ fn kept(
         destinations: vec![to.key],
     };
     // kube-proxy sets weight 0 only for endpoints that it removes, so an endpoint was selected again.
+    let has_default = view.planner.config().weights.is_some();
     let cause = match (before, annotates(server, view, |all| all.weights.is_some())) {
         (0, _) => endpoint::selected((key, server), to.key, view),
         (_, true) => ChangeCause::Annotation("weights"),
+        (_, false) if has_default => ChangeCause::Setting("--weights"),
         (_, false) => ChangeCause::NoWeights,
     };
     (cause, change)

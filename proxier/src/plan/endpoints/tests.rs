@@ -95,7 +95,7 @@ impl Scene {
     fn sets(&self, topology: &Topology<'_>) -> EndpointSets {
         let port = &self.service.ports[0];
         let slices: Vec<&EndpointSlice> = self.snapshot.slices(&self.service.name).collect();
-        EndpointSets::of(&slices, &self.service, port, Family::V4, topology)
+        EndpointSets::of(&slices, &self.service, port, Family::V4, (topology, None))
     }
 
     /// Compares the sets with text: the last byte of each address, `:port` unless it is 80, and
@@ -360,6 +360,7 @@ fn the_most_exact_weight_rule_wins() {
         zones: [("a", 40), ("b", 50)]
             .map(|(name, weight)| (name.into(), weight))
             .into(),
+        near: [(Hostname, 55), (Zone, 56), (Region, 57)].into(),
         default: 60,
     };
     let endpoints = [
@@ -389,6 +390,7 @@ fn a_ready_endpoint_of_weight_0_wins_over_a_terminating_one() {
         addresses: [].into(),
         nodes: [].into(),
         zones: [].into(),
+        near: [].into(),
         default: 0,
     };
     Scene::new(&["1", "2 terminating"])

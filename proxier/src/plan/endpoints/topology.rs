@@ -38,20 +38,24 @@ impl<'a> Topology<'a> {
         endpoint.location.zone.as_deref().or_else(own)
     }
 
-    /// Returns whether `endpoint` is in the same topology domain as this node.
-    ///
-    /// A local endpoint matches every key, even if the node has no zone label. A remote endpoint
-    /// without a known zone or region does not match.
+    /// Returns whether the key selects `endpoint`: whether it is near, as far as that is known.
     ///
     /// Before the Node objects arrive, every endpoint matches: until then, a connection to a distant
     /// endpoint is better than a rejected one.
     pub(super) fn matches(&self, endpoint: &Endpoint, key: TopologyKey) -> bool {
-        if self.is_local(endpoint) || self.missing_objects(key).is_some() {
+        self.missing_objects(key).is_some() || self.is_near(endpoint, key)
+    }
+
+    /// Returns whether `endpoint` is in the same topology domain as this node.
+    ///
+    /// A local endpoint is in every domain, even if the node has no zone label. A remote endpoint
+    /// without a known zone or region is not.
+    pub(super) fn is_near(&self, endpoint: &Endpoint, key: TopologyKey) -> bool {
+        if self.is_local(endpoint) {
             return true;
         }
         match key {
             TopologyKey::Any => true,
-            // A local endpoint has matched above.
             TopologyKey::Hostname => false,
             TopologyKey::Zone => {
                 self.zone.is_some() && endpoint.location.zone.as_deref() == self.zone

@@ -6,7 +6,7 @@ use super::number;
 use crate::cluster::api::address::{parse_address, parse_network};
 use crate::cluster::api::metadata::is_subdomain;
 use crate::cluster::api::node::is_zone;
-use crate::cluster::model::{Cidr, Weights};
+use crate::cluster::model::{Cidr, TopologyKey, Weights};
 use crate::cluster::store::Interner;
 
 /// The maximum number of entries. Each entry is compared with every endpoint.
@@ -19,6 +19,7 @@ const MAX_ENTRIES: usize = 1_000;
 /// would shift load in a way that the operator did not ask for.
 pub(super) fn parse(text: &str, interner: &mut Interner) -> Result<Weights, String> {
     let (mut addresses, mut nodes, mut zones) = (Vec::new(), Vec::new(), Vec::new());
+    let mut near = Vec::new();
     let mut default = None;
     for (index, entry) in text.split(',').map(str::trim).enumerate() {
         let reason = |reason: &str| format!("has an entry {} {reason}", index + 1);
@@ -34,6 +35,7 @@ pub(super) fn parse(text: &str, interner: &mut Interner) -> Result<Weights, Stri
             WeightKey::Address(network) => insert(&mut addresses, network, weight),
             WeightKey::Node(name) => insert(&mut nodes, name, weight),
             WeightKey::Zone(name) => insert(&mut zones, name, weight),
+            WeightKey::Near(key) => insert(&mut near, key, weight),
             WeightKey::Other => default.replace(weight).is_some(),
         };
         if is_duplicate {
@@ -47,8 +49,18 @@ pub(super) fn parse(text: &str, interner: &mut Interner) -> Result<Weights, Stri
         addresses: addresses.into(),
         nodes: nodes.into(),
         zones: zones.into(),
+        near: near.into(),
         default: default.unwrap_or(1),
     })
+}
+
+/// Parses the operator's default, in the syntax of the annotation.
+impl std::str::FromStr for Weights {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse(text, &mut Interner::default())
+    }
 }
 
 /// The endpoints that an entry applies to.
@@ -56,13 +68,18 @@ enum WeightKey {
     Address(Cidr),
     Node(Arc<str>),
     Zone(Arc<str>),
+    Near(TopologyKey),
     Other,
 }
 
 impl WeightKey {
     fn parse(text: &str, interner: &mut Interner) -> Result<Self, &'static str> {
-        if text == "*" {
-            return Ok(Self::Other);
+        match text {
+            "*" => return Ok(Self::Other),
+            "same-node" => return Ok(Self::Near(TopologyKey::Hostname)),
+            "same-zone" => return Ok(Self::Near(TopologyKey::Zone)),
+            "same-region" => return Ok(Self::Near(TopologyKey::Region)),
+            _ => {}
         }
         if let Some(name) = text.strip_prefix("node=") {
             // kube-proxy lowers node names too: kubelet lowers its host's name.
@@ -92,7 +109,7 @@ impl WeightKey {
         };
         network
             .map(Self::Address)
-            .ok_or("whose key is not *, node=, zone=, an address or a network")
+            .ok_or("whose key is not *, same-node, same-zone, same-region, node=, zone=, an address or a network")
     }
 }
 
