@@ -11,6 +11,9 @@ use net::{Family, Protocol};
 /// The bytes of a key. The longest one of our sets, a pair of IPv6 addresses, fits without an allocation.
 pub(crate) type KeyBytes = SmallVec<[u8; 32]>;
 
+/// The parts of a key as [`Value::pack`] writes them. Those of a slot of an IPv4 frontend fit without an allocation.
+pub(crate) type PackedKey = SmallVec<[u8; 16]>;
+
 /// The type of a key or of one part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KeyType {
@@ -120,6 +123,39 @@ impl Value {
         }
     }
 
+    /// Appends the number of the type and the bytes of the value, whose order is that of the values.
+    pub(crate) fn pack(self, packed: &mut PackedKey) {
+        let mut add = |number: u8, value: &[u8]| {
+            packed.push(number);
+            packed.extend_from_slice(value);
+        };
+        match self {
+            Self::V4(address) => add(0, &address.octets()),
+            Self::V6(address) => add(1, &address.octets()),
+            Self::Protocol(protocol) => add(2, &[protocol.number()]),
+            Self::Port(port) => add(3, &port.to_be_bytes()),
+            Self::Mark(mark) => add(4, &mark.to_be_bytes()),
+            Self::Interface(name) => add(5, &name),
+        }
+    }
+
+    /// Returns the first of the values that [`Value::pack`] appended, and the bytes after it; `None` without bytes.
+    pub(crate) fn unpack(packed: &[u8]) -> Option<(Self, &[u8])> {
+        let (number, rest) = packed.split_first()?;
+        Some(match number {
+            0 => first(rest, |octets: [u8; 4]| Self::V4(octets.into()))?,
+            1 => first(rest, |octets: [u8; 16]| Self::V6(octets.into()))?,
+            2 => {
+                let ([number], rest) = rest.split_first_chunk()?;
+                (Self::Protocol(Protocol::from_number(*number)?), rest)
+            }
+            3 => first(rest, |bytes| Self::Port(u16::from_be_bytes(bytes)))?,
+            4 => first(rest, |bytes| Self::Mark(u32::from_be_bytes(bytes)))?,
+            5 => first(rest, Self::Interface)?,
+            _ => return None,
+        })
+    }
+
     /// Returns the value of type `kind` with these bytes; `None` if the type has no such value.
     pub(crate) fn decode(kind: KeyType, bytes: &[u8]) -> Option<Self> {
         Some(match kind {
@@ -136,6 +172,12 @@ impl Value {
             KeyType::ConnectionId => return None,
         })
     }
+}
+
+/// Returns the value with the first bytes, and the bytes after it.
+fn first<const N: usize>(bytes: &[u8], value: fn([u8; N]) -> Value) -> Option<(Value, &[u8])> {
+    let (first, rest) = bytes.split_first_chunk()?;
+    Some((value(*first), rest))
 }
 
 impl From<std::net::IpAddr> for Value {
