@@ -17,6 +17,10 @@ use crate::table::Table;
 /// The number of times that a transaction is sent if other programs' transactions come first.
 const TRIES: u32 = 32;
 
+/// The most commands of a transaction that creates a part of a table: its message has less than a megabyte. The kernel needs
+/// a copy of it in one piece, and several times as much for what it has not committed.
+const MOST_COMMANDS: usize = 8_192;
+
 /// The number of times that [`RulesClient::restore`] reads the table if another program keeps changing it.
 const READS: u32 = 3;
 
@@ -256,6 +260,51 @@ impl RulesClient {
     pub fn replace(&mut self, table: &Table) -> Result<(), TransactionError> {
         let base = Base::New(self.existing_arp()?);
         self.commit(base, || table.creation())
+    }
+
+    /// Creates the table of `frame` and of `parts`, in transactions of bounded size. A packet sees all rules or none: the
+    /// chains of `frame` at hooks come with the last transaction. Calls `each` with every command, in order.
+    ///
+    /// `parts` have the sets of `frame`, with elements, and chains of their own. A table that exists is deleted first,
+    /// and its rules with it, so this is for a missing one. If a transaction fails, what those before it wrote stays, and
+    /// has no effect; [`RulesClient::difference`] finds it. If [`RulesClient::generation`] is `None` afterwards, another
+    /// program's transaction came between, which may have changed it.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn create(
+        &mut self,
+        frame: &Table,
+        parts: impl IntoIterator<Item = Table>,
+        mut each: impl FnMut(&Command),
+    ) -> Result<(), TransactionError> {
+        let mut hidden = frame.clone();
+        hidden.chains.retain(|_, chain| chain.hook.is_none());
+        let mut base = Base::New(self.existing_arp()?);
+        let mut is_alone = true;
+        let mut commit = |commands: &mut Vec<Command>| {
+            commands.iter().for_each(&mut each);
+            self.commit(base, || commands.iter().cloned())?;
+            commands.clear();
+            base = Base::Existing;
+            is_alone &= self.generation.is_some();
+            Ok::<_, TransactionError>(())
+        };
+        let mut waiting: Vec<Command> = hidden.creation().collect();
+        for part in parts {
+            for command in hidden.additions(&part) {
+                waiting.push(command);
+                if waiting.len() == MOST_COMMANDS {
+                    commit(&mut waiting)?;
+                }
+            }
+        }
+        waiting.extend(hidden.additions(frame));
+        commit(&mut waiting)?;
+        if !is_alone {
+            self.generation = None;
+        }
+        Ok(())
     }
 
     /// Deletes the table, if it exists. A packet sees all its rules or none.

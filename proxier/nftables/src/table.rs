@@ -233,7 +233,7 @@ impl Table {
     ///
     /// The kernel refuses references to missing sets and chains (`ENOENT`). So sets and chains come
     /// first, then the elements and rules that refer to them.
-    fn additions<'a>(&'a self, wanted: &'a Self) -> impl Iterator<Item = Command> + 'a {
+    pub(crate) fn additions<'a>(&'a self, wanted: &'a Self) -> impl Iterator<Item = Command> + 'a {
         let kept_set = |set: &Set| {
             let before = self.sets.get(&set.name);
             before.filter(|before| before.is_defined_as(set))
