@@ -14,6 +14,7 @@ mod dice;
 
 mod nftables {
     mod changes;
+    mod creation;
     mod deletion;
     pub(super) mod dump;
     mod guards;
