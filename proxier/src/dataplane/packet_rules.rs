@@ -8,6 +8,12 @@ use super::ipvs::filter::MarkBit;
 use crate::cluster::model::{Cidr, Family, Networks};
 use crate::plan::frontend::Frontend;
 
+mod part;
+mod view;
+
+pub(super) use part::{Changes, Part, Parts};
+pub(super) use view::PlanView;
+
 pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// The devices of Pods that common network plugins make, by the beginning of their names: Calico, Amazon, Azure,

@@ -47,6 +47,7 @@
 use crate::cluster::model::Node;
 use crate::cluster::problem::Problem;
 use crate::dataplane::ipvs::{MarkChanges, Wanted};
+use crate::dataplane::packet_rules::{Changes, Part, Parts};
 use crate::plan::Changed;
 use crate::plan::frontend::Frontend;
 use nftables::{Command, Set, Table, Value, hash};
@@ -61,7 +62,6 @@ mod input_accept;
 mod inside;
 mod names;
 mod nat;
-mod part;
 mod view;
 
 pub(crate) use arp::LinkAddresses;
@@ -71,7 +71,6 @@ pub(crate) use config::{NodeFacts, unknown_pods};
 use guards::Guards;
 use names::{HAIRPIN, HEALTH_CHECK_PORTS};
 pub(crate) use nat::masquerade_ports;
-use part::{Changes, Part, Parts};
 use view::{Subjects, View, has_rules};
 
 /// The name of the table of family `inet`, and of its companion of family `arp`.
@@ -257,7 +256,7 @@ impl Filter {
                 content: Content::Table(table),
             });
         };
-        let (old, new) = written.changes.tables(&self.config)?;
+        let (old, new) = written.changes.tables(|| chains::sets(&self.config))?;
         let fingerprint = written.fingerprint.wrapping_sub(hash::parts(&old));
         Some(Write {
             fingerprint: fingerprint.wrapping_add(hash::parts(&new)),
@@ -307,13 +306,13 @@ impl Filter {
             self.add_address(address, view, add);
         }
         for &address in &subjects.local_endpoints {
-            if view.has_local_endpoint(address) {
+            if view.plan.has_local_endpoint(address) {
                 let set = HAIRPIN.of(address.into());
                 add(Part::member(set, [address.into(), address.into()]));
             }
         }
         for &port in &subjects.health_checks {
-            if view.has_health_check(port) {
+            if view.plan.has_health_check(port) {
                 add(Part::member(HEALTH_CHECK_PORTS, [Value::Port(port)]));
             }
         }

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use super::Filter;
 use super::names::{ARP_ADDRESSES, PINGABLE, SERVICE_ADDRESSES};
-use super::part::Part;
 use super::view::{Admission, View};
+use crate::dataplane::packet_rules::Part;
 use crate::plan::{Availability, Scope};
 
 impl Filter {
@@ -16,7 +16,7 @@ impl Filter {
     pub(super) fn add_address(&self, address: IpAddr, view: View<'_>, add: &mut dyn FnMut(Part)) {
         let key = || [address.into()];
         let is_guarded = self.guards.addresses.contains(&address);
-        let is_local = is_guarded || view.has_address(address);
+        let is_local = is_guarded || view.plan.has_address(address);
         if is_local {
             add(Part::member(SERVICE_ADDRESSES.of(address.into()), key()));
         }

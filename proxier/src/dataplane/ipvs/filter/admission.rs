@@ -11,10 +11,9 @@ use super::names::{
     EXTERNAL, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, INSIDE, INSIDE_HERE, INSIDE_MARKS,
     LOCAL_ONLY, NODE_PORTS, NOT_HERE, REFUSE, inside,
 };
-use super::part::Part;
 use super::view::{Admission, View};
 use crate::cluster::model::{Networks, TrafficPolicy};
-use crate::dataplane::packet_rules::{PerFamily, ranges};
+use crate::dataplane::packet_rules::{Part, PerFamily, ranges};
 use crate::plan::frontend::Frontend;
 use crate::plan::{Access, Availability, Scope, SelectedEndpoint};
 use nftables::{Chain, Element, Key, Match, Relation, Rule, Value, Verdict};

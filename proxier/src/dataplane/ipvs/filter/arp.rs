@@ -20,9 +20,8 @@ use std::sync::Arc;
 
 use super::config::NodeFacts;
 use super::names::{ARP_ADDRESSES, ARP_SENDERS, OWN_SENDER, sender};
-use super::part::Part;
 use crate::cluster::model::Family;
-use crate::dataplane::packet_rules::{lookup, rule, within};
+use crate::dataplane::packet_rules::{Part, lookup, rule, within};
 use nftables::{
     Chain, Hook, Key, KeyType, Match, Rule, Selector, Set, SetKind, Statement, Table, Value,
     Verdict,

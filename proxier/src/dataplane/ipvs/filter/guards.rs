@@ -15,10 +15,10 @@ use ipvs_netlink as ipvs;
 
 use super::Filter;
 use super::admission::{guard, refusing};
-use super::part::Part;
 use super::view::{Subjects, View, has_rules};
 use crate::dataplane::ipvs::Wanted;
 use crate::dataplane::ipvs::observed::{Observed, ObservedServer};
+use crate::dataplane::packet_rules::Part;
 use crate::plan::Machine;
 use crate::plan::frontend::Frontend;
 
@@ -61,9 +61,9 @@ impl Filter {
             }
         }
         for &address in &subjects.addresses {
-            if now.has_address(address) {
+            if now.plan.has_address(address) {
                 guards.addresses.remove(&address);
-            } else if before.has_address(address) {
+            } else if before.plan.has_address(address) {
                 guards.addresses.insert(address);
             }
         }

@@ -7,6 +7,7 @@ use ipvs_netlink as ipvs;
 
 use super::guards::Guards;
 use crate::dataplane::ipvs::{MarkChanges, Wanted};
+use crate::dataplane::packet_rules::PlanView;
 use crate::plan::frontend::Frontend;
 use crate::plan::{Access, Changed, Desired, SelectedEndpoint};
 
@@ -14,8 +15,9 @@ use crate::plan::{Access, Changed, Desired, SelectedEndpoint};
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
     wanted: Wanted<'a>,
-    /// The changes before which the plan is viewed.
-    undone: Option<(&'a Changed, &'a MarkChanges)>,
+    pub(super) plan: PlanView<'a>,
+    /// The changes of marks before which it is viewed.
+    undone: Option<&'a MarkChanges>,
 }
 
 /// The clients that may use a frontend, and the treatment of their packets.
@@ -33,21 +35,29 @@ pub(super) struct Admission<'a> {
 impl<'a> View<'a> {
     /// Returns the plan as it is.
     pub(super) fn now(wanted: Wanted<'a>) -> Self {
-        let undone = None;
-        Self { wanted, undone }
+        let (plan, undone) = (PlanView::now(wanted.desired()), None);
+        Self {
+            wanted,
+            plan,
+            undone,
+        }
     }
 
     /// Returns the plan as it was before its last changes, which are `changed` and `marks`.
     pub(super) fn before(wanted: Wanted<'a>, changed: &'a Changed, marks: &'a MarkChanges) -> Self {
-        let undone = Some((changed, marks));
-        Self { wanted, undone }
+        let plan = PlanView::before(wanted.desired(), changed);
+        let undone = Some(marks);
+        Self {
+            wanted,
+            plan,
+            undone,
+        }
     }
 
     /// Returns the admission of a frontend; `None` if it is not desired.
     pub(super) fn admission(self, frontend: &Frontend) -> Option<Admission<'a>> {
-        let source = self.source(|changed| &changed.frontends, frontend);
-        let plan = source.frontends.get(frontend)?;
-        let marks = self.undone.map(|(_, marks)| &marks.frontends);
+        let plan = self.plan.frontend(frontend)?;
+        let marks = self.undone.map(|marks| &marks.frontends);
         let key = match marks.and_then(|marks| marks.get(frontend)) {
             Some(earlier) => *earlier,
             None => self.wanted.inside(frontend),
@@ -70,36 +80,8 @@ impl<'a> View<'a> {
 
     /// Returns the admissions of the frontends at `address`, some of them twice.
     pub(super) fn admissions_at(self, address: IpAddr) -> impl Iterator<Item = Admission<'a>> {
-        let before = self.undone.map(|(changed, _)| &changed.before);
-        let plans = [Some(self.wanted.desired()), before].into_iter().flatten();
-        let found = plans.flat_map(move |plan| plan.frontends.range(Frontend::range_at(address)));
-        found.filter_map(move |(frontend, _)| self.admission(frontend))
-    }
-
-    /// Returns whether `address` is local for Services.
-    pub(super) fn has_address(self, address: IpAddr) -> bool {
-        let source = self.source(|changed| &changed.addresses, &address);
-        source.addresses.contains_key(&address)
-    }
-
-    /// Returns whether an endpoint on this node has `address`.
-    pub(super) fn has_local_endpoint(self, address: IpAddr) -> bool {
-        let source = self.source(|changed| &changed.local_endpoints, &address);
-        source.local_endpoints.contains(&address)
-    }
-
-    /// Returns whether `port` has a health check.
-    pub(super) fn has_health_check(self, port: u16) -> bool {
-        let source = self.source(|changed| &changed.health_checks, &port);
-        source.health_checks.contains_key(&port)
-    }
-
-    /// Returns the plan that has `key` as it is viewed.
-    fn source<K: Ord>(self, changed: impl Fn(&Changed) -> &BTreeSet<K>, key: &K) -> &'a Desired {
-        match self.undone {
-            Some((all, _)) if changed(all).contains(key) => &all.before,
-            _ => self.wanted.desired(),
-        }
+        let frontends = self.plan.frontends_at(address);
+        frontends.filter_map(move |frontend| self.admission(frontend))
     }
 }
 
@@ -137,7 +119,8 @@ impl Subjects {
     ) -> Self {
         // The source of the others changed, which no rule has.
         let addresses = changed.addresses.iter().copied();
-        let addresses = addresses.filter(|&it| then.has_address(it) != now.has_address(it));
+        let addresses =
+            addresses.filter(|&it| then.plan.has_address(it) != now.plan.has_address(it));
         let mut subjects = Self {
             addresses: addresses.collect(),
             local_endpoints: changed.local_endpoints.iter().copied().collect(),

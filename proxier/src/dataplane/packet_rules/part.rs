@@ -1,17 +1,18 @@
 //! Parts of the tables, and the changes of parts since the last write.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::chains;
-use super::config::FilterConfig;
-use nftables::{Chain, Element, Key, Table, Value, Verdict};
+use ::nftables::{Chain, Element, Key, Table, Value, Verdict};
 
 /// A part of the tables that a frontend, an address or a link needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(in crate::dataplane) enum Part {
     /// An element of the set or map with this name, which only one of the tables has.
     Element(&'static str, Element),
+    /// An element of the map of targets with this name.
+    Target(&'static str, Key, SocketAddr),
     /// A chain of the table of family `inet`.
     Chain(Chain),
     /// A chain of the table of family `arp`.
@@ -20,43 +21,52 @@ pub(super) enum Part {
 
 /// The place of a part: two parts with one name exclude each other.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum PartName {
+pub(in crate::dataplane) enum PartName {
     Element(&'static str, Key),
     /// No chain of one table has the name of a part of the other.
     Chain(Arc<str>),
 }
 
 /// Parts by name.
-pub(super) type Parts = BTreeMap<PartName, Part>;
+pub(in crate::dataplane) type Parts = BTreeMap<PartName, Part>;
 
 impl Part {
     /// Returns an element of a set.
-    pub(super) fn member(set: &'static str, key: impl IntoIterator<Item = Value>) -> Self {
+    pub(in crate::dataplane) fn member(
+        set: &'static str,
+        key: impl IntoIterator<Item = Value>,
+    ) -> Self {
         Self::Element(set, Key::new(key).into())
     }
 
     /// Returns an element of a verdict map.
-    pub(super) fn entry(map: &'static str, key: Key, verdict: Verdict) -> Self {
+    pub(in crate::dataplane) fn entry(map: &'static str, key: Key, verdict: Verdict) -> Self {
         let verdict = Some(verdict);
         Self::Element(map, Element { key, verdict })
     }
 
     /// Returns its name.
-    pub(super) fn name(&self) -> PartName {
+    pub(in crate::dataplane) fn name(&self) -> PartName {
         match self {
             Self::Element(set, element) => PartName::Element(set, element.key.clone()),
+            Self::Target(map, key, _) => PartName::Element(map, key.clone()),
             Self::Chain(chain) | Self::ArpChain(chain) => PartName::Chain(chain.name.clone()),
         }
     }
 
     /// Adds the part to `table` or its companion.
-    pub(super) fn put_into(self, table: &mut Table) {
+    pub(in crate::dataplane) fn put_into(self, table: &mut Table) {
         let arp = table.arp.as_deref_mut();
         match self {
             Self::Element(name, element) => {
                 let in_arp = arp.and_then(|arp| arp.sets.get_mut(name));
                 if let Some(set) = table.sets.get_mut(name).or(in_arp) {
                     set.insert(element);
+                }
+            }
+            Self::Target(name, key, target) => {
+                if let Some(map) = table.sets.get_mut(name) {
+                    map.insert_target(key, target);
                 }
             }
             Self::Chain(chain) => table.add_chain(chain),
@@ -68,11 +78,11 @@ impl Part {
 /// The changes of the rules since the last write: the part that the kernel has under a name, and the part that it
 /// should have.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Changes(BTreeMap<PartName, [Option<Part>; 2]>);
+pub(in crate::dataplane) struct Changes(BTreeMap<PartName, [Option<Part>; 2]>);
 
 impl Changes {
     /// Notes that the parts `new` replace `old`.
-    pub(super) fn note(&mut self, old: Parts, mut new: Parts) {
+    pub(in crate::dataplane) fn note(&mut self, old: Parts, mut new: Parts) {
         for (name, part) in old {
             let after = new.remove(&name);
             if after.as_ref() != Some(&part) {
@@ -90,11 +100,12 @@ impl Changes {
         *wanted = after;
     }
 
-    /// Returns the changed parts as tables, as they were and as they are; `None` if no part changed.
-    pub(super) fn tables(&self, config: &FilterConfig) -> Option<(Table, Table)> {
+    /// Returns the changed parts as tables, as they were and as they are; `None` if no part changed. `sets` are those of
+    /// the table, without elements.
+    pub(in crate::dataplane) fn tables(&self, sets: impl Fn() -> Table) -> Option<(Table, Table)> {
         let mut changes = self.0.values().filter(|[old, new]| old != new).peekable();
         changes.peek()?;
-        let mut tables = [chains::sets(config), chains::sets(config)];
+        let mut tables = [sets(), sets()];
         for parts in changes {
             for (table, part) in tables.iter_mut().zip(parts.clone()) {
                 part.into_iter().for_each(|part| part.put_into(table));
