@@ -11,11 +11,11 @@ use super::dataplane_flags::{DataplaneKind, PlannedDataplaneFlag};
 use super::empty_kernel::EmptyKernel;
 use super::{NodeFlags, Setup, StateFlags, json, print};
 use crate::daemon::{Daemon, Periods};
+use crate::dataplane::Dataplane;
 use crate::dataplane::ipvs::filter;
 use crate::dataplane::ipvs::ledger::LedgerFile;
 use crate::dataplane::ipvs::{Ipvs, Kernel, NamedOp};
 use crate::dataplane::nftables::{self, Nftables};
-use crate::dataplane::{Applied, Dataplane};
 use crate::explain::report::{self, JsonChanges, JsonFindings, JsonReport};
 use crate::explain::shadow::{Compared, Comparison};
 use crate::reconcile::{Preview, Proxier};
@@ -174,13 +174,10 @@ impl Flags {
         let packets = self.node.packets.config(&setup.settings)?;
         let dataplane = Nftables::open(packets, &self.node.yield_devices)?;
         let mut proxier = self.proxier(setup, dataplane, DataplaneKind::Nftables)?;
-        let applied = Applied {
-            changes: proxier.changes(clock::since_boot())?,
-            ..Applied::default()
-        };
+        let changes = proxier.changes(clock::since_boot())?;
         let mut lines = Vec::new();
-        (proxier.dataplane()).report(proxier.planned(), &applied, &mut |change| {
-            lines.push(change.line.to_string());
+        (proxier.dataplane()).commands(proxier.planned(), &changes, &mut |line| {
+            lines.push(line.to_string());
         });
         let problems = proxier.problems();
         if self.output != PlanOutput::Json {
@@ -194,7 +191,7 @@ impl Flags {
                 lines.iter().map(|line| format!("{line}\n")).collect()
             }
             PlanOutput::Nft => {
-                let table = proxier.dataplane().table();
+                let table = proxier.dataplane().table(proxier.planned());
                 table.map_or_else(String::new, |it| it.named(nftables::TABLE).to_string())
             }
             PlanOutput::Json => json(&serde_json::json!({

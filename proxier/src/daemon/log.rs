@@ -189,9 +189,9 @@ impl RoundLog {
         dataplane.report(proxier.planned(), applied, &mut |change| {
             is_change |= change.reason == Reason::Plan;
             match (change.outcome, change.reason) {
-                (Ok(()), Reason::SummedDrift) => repaired += 1,
+                (Ok(()), Reason::SummedDrift) => repaired += change.count,
                 (Ok(()), Reason::Drift) => {
-                    repaired += 1;
+                    repaired += change.count;
                     let text = format_args!("repaired drift: {}", change.line);
                     let kind = format!("Ops `{}` that repaired drift", words(change.kind));
                     events.add(Level::WARN, &kind, text);

@@ -108,7 +108,7 @@ impl Meter {
         let dataplane = proxier.dataplane();
         dataplane.report(proxier.planned(), applied, &mut |change| {
             let values = [change.kind, result(change.outcome.is_ok())];
-            series.ops.with(values).increment(1);
+            series.ops.with(values).increment(change.count as u64);
         });
         count_failures(applied);
         let desired = proxier.desired();

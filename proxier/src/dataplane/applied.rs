@@ -64,6 +64,8 @@ impl<C> Applied<C> {
 pub struct AppliedChange<'a> {
     /// What is done to which kind of object: `add_service`.
     pub kind: &'static str,
+    /// How many such changes it sums up, usually 1.
+    pub count: usize,
     /// The change as one line, with the name of its Service port.
     pub line: &'a dyn fmt::Display,
     /// Why it was made.

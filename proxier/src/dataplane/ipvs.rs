@@ -347,6 +347,7 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
         for (op, outcome) in applied.changes.ops.iter().zip(applied.outcomes.iter()) {
             each(AppliedChange {
                 kind: changes::kind(&op),
+                count: 1,
                 line: &NamedOp::new(&op, wanted, self.ledger.owned()),
                 reason: applied.changes.reason(&op),
                 outcome,

@@ -27,14 +27,15 @@
 //!
 //! No service address is local, so the kernel needs a route to it for processes of the node.
 //!
-//! [`table()`] is a pure function of the plan. [`ServiceTable::follow`] gives the commands of a change; the law is that
-//! both give the same table, except for the order of slots that are drawn at random.
+//! [`table()`] is a pure function of the plan. [`ServiceTable::follow`] and [`ServiceTable::take_commands`] give the
+//! commands of a change; the law is that both give the same table, except for the order of slots that are drawn at random.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use ::nftables::{RulesClient, Table};
+use ::nftables::{Command, RulesClient, Table};
 
 use super::conntrack::Sweeper;
 use super::ipvs::filter::{self, FilterConfig, NodeFacts};
@@ -44,7 +45,7 @@ use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::dataplane::packet_rules::FAMILIES;
 use crate::plan::frontend::Frontend;
-use crate::plan::{Capabilities, Changed, FrontendPlan, Machine};
+use crate::plan::{Capabilities, Changed, FrontendPlan, Machine, Scope};
 
 mod affinity;
 mod chains;
@@ -53,6 +54,7 @@ mod clients;
 mod departures;
 mod drains;
 mod names;
+mod order;
 mod parts;
 mod pick;
 mod rounded;
@@ -135,8 +137,27 @@ impl Nftables {
     }
 
     /// Returns the table of the plan; `None` before the first round.
-    pub fn table(&self) -> Option<&Table> {
-        self.rules.table().map(ServiceTable::table)
+    pub fn table(&self, planned: Planned<'_>) -> Option<Table> {
+        let table = self.rules.table();
+        table.map(|table| table.table(planned.desired()))
+    }
+
+    /// Calls `each` with the commands of changes that were not written.
+    pub(crate) fn commands(
+        &self,
+        planned: Planned<'_>,
+        changes: &Changes,
+        each: &mut dyn FnMut(&dyn fmt::Display),
+    ) {
+        let desired = planned.desired();
+        let mut each = |command: &Command| each(&NamedCommand { command, desired });
+        match &changes.content {
+            Content::Commands(commands) => commands.iter().for_each(each),
+            Content::Table(_) => {
+                let table = self.table(planned).unwrap_or_default();
+                table.creation().for_each(|command| each(&command));
+            }
+        }
     }
 
     /// Notes the endpoints of an earlier process that left while no process ran.
@@ -186,13 +207,15 @@ impl Dataplane for Nftables {
         if !self.is_known() {
             self.found = self.rules.read_frontends()?;
         }
-        let external = FAMILIES.map(|family| {
-            let known = self.table().unwrap_or(&self.found);
-            let set = known.sets.get(EXTERNAL_FRONTENDS.of(family));
+        let found = FAMILIES.map(|family| {
+            let set = self.found.sets.get(EXTERNAL_FRONTENDS.of(family));
             let keys = set.into_iter().flat_map(|set| set.elements());
             keys.filter_map(|element| frontend(&element.key))
         });
-        let served = external.into_iter().flatten();
+        let plans = planned.desired().frontends.iter();
+        let external = plans.filter(|(_, plan)| plan.profile.access.scope != Scope::Internal);
+        let external = external.map(|(frontend, _)| *frontend);
+        let served = found.into_iter().flatten().chain(external);
         let addresses = planned.earlier_node_ports(served.map(|it| (it.address, it.port)));
         self.capabilities.node_port_addresses = addresses;
         self.departures.end_orphans(planned.snapshot, touched, now);
@@ -248,34 +271,31 @@ impl Dataplane for Nftables {
 
     fn changes(
         &mut self,
-        _: Planned<'_>,
+        planned: Planned<'_>,
         extent: Extent,
         now: Duration,
     ) -> Result<Changes, Failure> {
-        self.rules.changes(extent, now)
+        self.rules.changes(planned.desired(), extent, now)
     }
 
     fn apply(
         &mut self,
         planned: Planned<'_>,
-        changes: Changes,
+        mut changes: Changes,
         extent: Extent,
         now: Duration,
     ) -> Applied<Changes> {
-        let written = self.rules.write(&changes, now);
-        // A refused transaction changes nothing.
+        let desired = planned.desired();
+        let written = self.rules.write(desired, &mut changes, now);
+        // A refused transaction changes nothing, and a part of a table has no effect.
         let changes = match &written {
             Some(Ok(())) => changes,
             _ => Changes::default(),
         };
-        let mut count = 0;
-        if let Some(table) = self.table() {
-            changes.for_each(table, &mut |_| count += 1);
-        }
-        let tidied = self.rules.tidy(extent, now);
+        let tidied = self.rules.tidy(desired, extent, now);
         // After the rules: before them, the next packet would create a deleted flow again.
         let flows = match self.rules.are_in_step() {
-            true => (self.departures).sweep(&mut self.flows, planned.desired(), now),
+            true => self.departures.sweep(&mut self.flows, desired, now),
             false => None,
         };
         // After the sweep, which ends those whose time is over.
@@ -283,8 +303,8 @@ impl Dataplane for Nftables {
         Applied {
             rules: tidied.or(written),
             flows,
+            outcomes: std::iter::repeat_n(Ok(()), changes.count()).collect(),
             changes,
-            outcomes: std::iter::repeat_n(Ok(()), count).collect(),
             has_tried_all: true,
             ..Applied::default()
         }
@@ -296,18 +316,7 @@ impl Dataplane for Nftables {
         applied: &Applied<Changes>,
         each: &mut dyn FnMut(AppliedChange<'_>),
     ) {
-        let desired = planned.desired();
-        let Some(table) = self.table() else {
-            return;
-        };
-        applied.changes.for_each(table, &mut |command| {
-            each(AppliedChange {
-                kind: changes::kind(command),
-                line: &NamedCommand { command, desired },
-                reason: applied.changes.reason(command),
-                outcome: Ok(()),
-            });
-        });
+        applied.changes.report(planned.desired(), each);
     }
 
     fn repairs(&self, _: &Applied<Changes>) -> Option<String> {

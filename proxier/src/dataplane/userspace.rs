@@ -328,6 +328,7 @@ impl Dataplane for Userspace {
         for (change, outcome) in changes.list.iter().zip(applied.outcomes.iter()) {
             each(AppliedChange {
                 kind: change.kind(),
+                count: 1,
                 line: &NamedChange {
                     change,
                     planned,

@@ -229,7 +229,7 @@ fn after_each_round_of_a_random_history_the_kernel_has_the_table_of_the_plan() {
             }
             program(&mut proxier, &services, dice.one_in(8));
             let listed = nft(&["list", "table", "inet", TABLE], "").unwrap();
-            let table = proxier.dataplane().table().unwrap();
+            let table = proxier.dataplane().table(proxier.planned()).unwrap();
             assert_same(&blocks(&listed), &blocks(&table.named(TABLE).to_string()));
         }
     });

@@ -5,10 +5,12 @@ use std::net::IpAddr;
 
 use nftables::{Key, RulesClient, TransactionError, Value};
 
-use super::ServiceTable;
 use super::names::AFFINITY;
+use super::order::Served;
 use super::slots::Present;
+use super::{ServiceTable, chains};
 use crate::dataplane::packet_rules::FAMILIES;
+use crate::plan::Desired;
 use crate::plan::frontend::Frontend;
 
 impl ServiceTable {
@@ -20,20 +22,29 @@ impl ServiceTable {
     ///
     /// # Errors
     /// Those of the kernel. The next call tries again.
-    pub fn forget_removed(&mut self, client: &mut RulesClient) -> Result<(), TransactionError> {
+    pub fn forget_removed(
+        &mut self,
+        desired: &Desired,
+        client: &mut RulesClient,
+    ) -> Result<(), TransactionError> {
         if !self.must_forget {
             return Ok(());
         }
+        let sets = chains::sets().sets;
         // The clients of a frontend follow each other seldom, so each frontend is read once.
         let mut serving = BTreeMap::<Frontend, Present>::new();
+        let slots = |frontend: &Frontend| {
+            let plan = desired.frontends.get(frontend);
+            plan.map_or_else(Present::default, |plan| Served::of(frontend, plan).slots)
+        };
         for family in FAMILIES {
-            let Some(map) = self.table().sets.get(AFFINITY.of(family)) else {
+            let Some(map) = sets.get(AFFINITY.of(family)) else {
                 continue;
             };
             client.forget(map, |key, endpoint| {
                 frontend(key).is_some_and(|frontend| {
                     let serving = serving.entry(frontend);
-                    let serving = serving.or_insert_with(|| Present::of(self.table(), &frontend));
+                    let serving = serving.or_insert_with(|| slots(&frontend));
                     let withdrawn = self.withdrawn.get(&frontend);
                     !serving.has(endpoint) || withdrawn.is_some_and(|it| it.contains(&endpoint))
                 })

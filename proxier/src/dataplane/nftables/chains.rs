@@ -32,12 +32,7 @@ const MOST_LEARNED: u32 = 262_144;
 
 /// Returns the table of a node without Services.
 pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
-    let mut table = Table::default();
-    for family in FAMILIES {
-        sets(&mut table, family);
-    }
-    let health_checks = Set::new(HEALTH_CHECK_PORTS, [KeyType::Port], SetKind::Set);
-    table.add_set(health_checks);
+    let mut table = sets();
     let clients = Clients::on(config, node);
     let on_new = |chain| [rule([Match::New.into(), goto(chain)])];
     // A later packet of a connection without an answer is new, too. It would teach an endpoint that was forgotten, and
@@ -89,18 +84,25 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
     table
 }
 
-fn sets(table: &mut Table, family: Family) {
-    parts::sets(family).for_each(|set| table.add_set(set));
-    let address = KeyType::Address(family);
-    let client = [address, KeyType::Protocol, KeyType::Port, address];
-    let size = MOST_LEARNED;
-    let learned = SetKind::LearnedTargets { family, size };
-    table.add_set(Set::new(AFFINITY.of(family), client, learned));
-    for name in [SERVICE_ADDRESSES, CLUSTER_IPS, PINGABLE] {
-        table.add_set(Set::new(name.of(family), [address], SetKind::Set));
+/// Returns a table with all sets, without elements and chains.
+pub(super) fn sets() -> Table {
+    let mut table = Table::default();
+    for family in FAMILIES {
+        parts::sets(family).for_each(|set| table.add_set(set));
+        let address = KeyType::Address(family);
+        let client = [address, KeyType::Protocol, KeyType::Port, address];
+        let size = MOST_LEARNED;
+        let learned = SetKind::LearnedTargets { family, size };
+        table.add_set(Set::new(AFFINITY.of(family), client, learned));
+        for name in [SERVICE_ADDRESSES, CLUSTER_IPS, PINGABLE] {
+            table.add_set(Set::new(name.of(family), [address], SetKind::Set));
+        }
+        let pair = [address, address];
+        table.add_set(Set::new(HAIRPIN.of(family), pair, SetKind::Set));
     }
-    let pair = [address, address];
-    table.add_set(Set::new(HAIRPIN.of(family), pair, SetKind::Set));
+    let health_checks = Set::new(HEALTH_CHECK_PORTS, [KeyType::Port], SetKind::Set);
+    table.add_set(health_checks);
+    table
 }
 
 /// Rejects clients, and decides whether others are masqueraded.

@@ -1,12 +1,13 @@
 //! The changes of a round: commands of one transaction.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use nftables::{Command, Key, Table};
+use nftables::{Command, Key};
 
 use super::TABLE;
 use super::affinity::frontend;
-use crate::dataplane::Reason;
+use crate::dataplane::{AppliedChange, Reason};
 use crate::plan::Desired;
 
 /// The changes of a round.
@@ -23,8 +24,9 @@ pub struct Changes {
 pub enum Content {
     /// These commands.
     Commands(Vec<Command>),
-    /// The whole table, because the kernel has none, or one that cannot be ours.
-    Table,
+    /// The whole table, because the kernel has none, or one that cannot be ours. With the number of commands of each kind,
+    /// after they are written.
+    Table(BTreeMap<&'static str, usize>),
 }
 
 impl Default for Content {
@@ -34,16 +36,44 @@ impl Default for Content {
 }
 
 impl Changes {
-    /// Calls `each` for every command, in order. `table` is that of the plan.
-    pub fn for_each(&self, table: &Table, each: &mut dyn FnMut(&Command)) {
+    /// Returns the number of commands that are written.
+    pub(super) fn count(&self) -> usize {
         match &self.content {
-            Content::Commands(commands) => commands.iter().for_each(each),
-            Content::Table => table.creation().for_each(|command| each(&command)),
+            Content::Commands(commands) => commands.len(),
+            Content::Table(kinds) => kinds.values().sum(),
+        }
+    }
+
+    /// Calls `each` for every command, in order, or once for each kind if they are the whole table.
+    pub(super) fn report(&self, desired: &Desired, each: &mut dyn FnMut(AppliedChange<'_>)) {
+        let outcome = Ok(());
+        match &self.content {
+            Content::Commands(commands) => commands.iter().for_each(|command| {
+                each(AppliedChange {
+                    kind: kind(command),
+                    count: 1,
+                    line: &NamedCommand { command, desired },
+                    reason: self.reason(command),
+                    outcome,
+                });
+            }),
+            Content::Table(kinds) => kinds.iter().for_each(|(&kind, &count)| {
+                each(AppliedChange {
+                    kind,
+                    count,
+                    line: &format_args!("create table inet {TABLE}: {count} x {kind}"),
+                    reason: match self.drifted_from {
+                        Some(_) => Reason::Drift,
+                        None => Reason::Plan,
+                    },
+                    outcome,
+                });
+            }),
         }
     }
 
     /// Returns why `command` is needed.
-    pub fn reason(&self, command: &Command) -> Reason {
+    fn reason(&self, command: &Command) -> Reason {
         match &self.drifted_from {
             Some(planned) if !planned.contains(command) => Reason::Drift,
             _ => Reason::Plan,

@@ -93,6 +93,10 @@ impl Departures {
         service: Option<&ObjectName>,
         now: Duration,
     ) {
+        // Most frontends of a first plan.
+        if frontend.protocol == Protocol::Tcp && before.is_empty() && self.drains.is_empty() {
+            return;
+        }
         let plan = planned.desired().frontends.get(&frontend);
         let after: BTreeSet<SocketAddr> = plan.into_iter().flat_map(endpoints).collect();
         let mut left = before.difference(&after).peekable();

@@ -56,8 +56,3 @@ const LEARN: &str = "learn-";
 pub(super) fn learn(seconds: u32) -> Arc<str> {
     format!("{LEARN}{seconds}").into()
 }
-
-/// Returns whether frontends share the chain, which exists on demand.
-pub(super) fn is_shared(name: &str) -> bool {
-    name.starts_with(LEARN) || name.contains('/')
-}

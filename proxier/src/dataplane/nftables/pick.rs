@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nftables::{Chain, Match, Rule, Selector, Statement, Verdict};
 
-use super::names::{AFFINITY, ENDPOINTS};
+use super::chains::original_key;
+use super::names::{AFFINITY, ENDPOINTS, learn};
 use super::slots::{Draw, OUTSIDE};
 use crate::cluster::model::Family;
 use crate::dataplane::packet_rules::{FAMILIES, frontend_key, goto, rule};
@@ -14,7 +16,7 @@ use crate::dataplane::packet_rules::{FAMILIES, frontend_key, goto, rule};
 pub(super) const PREPARED: u32 = 64;
 
 /// A choice among the slots of a frontend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Pick {
     pub(super) draw: Draw,
     /// The number of slots, at least 1.
@@ -24,7 +26,7 @@ pub(super) struct Pick {
 }
 
 /// The way of a frontend's clients to their endpoints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Way {
     /// All clients have the same endpoints.
     One(Pick),
@@ -36,42 +38,77 @@ pub(super) enum Way {
     },
 }
 
-impl Way {
-    /// Returns the chains of this way, and the name of the first. `sticky` looks for a learned endpoint before.
-    pub(super) fn chains(self, sticky: bool, inside: &[Match]) -> (Vec<Chain>, Arc<str>) {
-        let picks = match self {
-            Self::One(pick) => [Some(pick), None],
-            Self::Split { inside, outside } => [inside, outside],
-        };
-        let mut chains: Vec<Chain> = picks.into_iter().flatten().map(Pick::chain).collect();
-        let mut name: Arc<str> = self.to_string().into();
-        if let Self::Split {
+/// The chains through which a frontend's clients go. Frontends with equal ones share them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Route {
+    pub(super) way: Way,
+    /// How long clients keep their endpoints, if they do.
+    pub(super) affinity_secs: Option<u32>,
+}
+
+impl Route {
+    /// Returns the name of the first chain.
+    pub(super) fn name(self) -> Arc<str> {
+        let name = self.way.to_string();
+        match self.affinity_secs {
+            None => name.into(),
+            Some(_) => format!("sticky/{name}").into(),
+        }
+    }
+
+    /// Returns whether all its chains exist from the start.
+    pub(super) fn is_prepared(self) -> bool {
+        matches!(self.way, Way::One(pick) if pick.is_prepared()) && self.affinity_secs.is_none()
+    }
+
+    /// Returns the chains that exist on demand.
+    pub(super) fn chains(self, inside: &[Match]) -> Vec<Chain> {
+        let picks = self.way.picks().into_iter().flatten();
+        let mut chains: Vec<Chain> = picks
+            .filter(|pick| !pick.is_prepared())
+            .map(Pick::chain)
+            .collect();
+        if let Way::Split {
             inside: first,
             outside,
-        } = self
+        } = self.way
         {
             let then = first.map_or_else(|| Verdict::Return.into(), |pick| goto(&pick.name()));
             let of_inside = |client: &Match| Rule::new([client.clone().into(), then.clone()]);
             let mut rules: Vec<Rule> = inside.iter().map(of_inside).collect();
             rules.extend(outside.map(|pick| rule([goto(&pick.name())])));
-            chains.push(Chain::new(name.clone(), rules));
+            chains.push(Chain::new(self.way.to_string(), rules));
         }
-        if sticky {
-            let then = name;
-            name = format!("sticky/{then}").into();
-            chains.push(Chain::new(name.clone(), learned_first(&then)));
+        if let Some(seconds) = self.affinity_secs {
+            let then = self.way.to_string();
+            chains.push(Chain::new(self.name(), learned_first(&then)));
+            chains.push(Chain::new(learn(seconds), learning(seconds)));
         }
-        (chains, name)
+        chains
+    }
+}
+
+impl Way {
+    /// Returns the pick for all clients, or for those inside the cluster, and the one for those outside.
+    pub(super) fn picks(self) -> [Option<Pick>; 2] {
+        match self {
+            Self::One(pick) => [Some(pick), None],
+            Self::Split { inside, outside } => [inside, outside],
+        }
     }
 }
 
 impl Pick {
+    /// Returns whether its chain exists from the start.
+    fn is_prepared(self) -> bool {
+        self.draw == Draw::Random && self.slots <= PREPARED && self.first == 0
+    }
+
     /// Returns the name of its chain.
     pub(super) fn name(self) -> Arc<str> {
-        match self.draw {
-            Draw::Random if self.slots <= PREPARED && self.first == 0 => self.to_string().into(),
-            // The slash tells the chains that exist on demand.
-            _ => format!("pick/{self}").into(),
+        match self.is_prepared() {
+            true => self.to_string().into(),
+            false => format!("pick/{self}").into(),
         }
     }
 
@@ -156,4 +193,21 @@ fn learned_first(then: &str) -> Vec<Rule> {
         }])
     });
     learned.into_iter().chain([rule([goto(then)])]).collect()
+}
+
+/// Returns the rules that keep a client's endpoint for so long after its last new connection.
+///
+/// After NAT, because the packet's destination is then the endpoint: nft 1.0.6 cannot print a rule that learns what
+/// another lookup found.
+fn learning(seconds: u32) -> [Rule; 2] {
+    FAMILIES.map(|family| {
+        let client = Selector::OriginalSource(family);
+        let key = original_key(family).into_iter().chain([client]);
+        rule([Statement::Learn {
+            family,
+            map: AFFINITY.of(family).into(),
+            key: key.collect(),
+            timeout: Duration::from_secs(seconds.into()),
+        }])
+    })
 }

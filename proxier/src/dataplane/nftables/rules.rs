@@ -5,19 +5,20 @@
 //! replaced: it has the clients of session affinity, and while it is away, no packet of a translated connection is
 //! translated.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nftables::{Command, RulesClient, Table};
+use nftables::{Command, RulesClient, Table, TransactionError};
 use tracing::Level;
 
-use super::changes::{Changes, Content};
+use super::changes::{self, Changes, Content};
 use super::names::{ENDPOINTS, EXTERNAL_FRONTENDS};
 use super::parts;
 use super::table::ServiceTable;
 use crate::dataplane::ipvs::filter::FilterConfig;
 use crate::dataplane::packet_rules::FAMILIES;
 use crate::dataplane::{Extent, Failure, Planned};
-use crate::plan::Changed;
+use crate::plan::{Changed, Desired};
 use crate::util::conditions::{Coverage, LastingConditions};
 use crate::util::timer::Timer;
 
@@ -31,8 +32,6 @@ pub(super) struct Rules {
     config: FilterConfig,
     /// The table of the plan; `None` before the first round.
     table: Option<ServiceTable>,
-    /// The commands of the changes of the table since the last write.
-    pending: Vec<Command>,
     state: State,
     /// Set while the last write was refused.
     retry: Timer,
@@ -57,7 +56,6 @@ impl Rules {
             client,
             config,
             table: None,
-            pending: Vec::new(),
             state: State::Unknown,
             retry: Timer::retry(),
             events: LastingConditions::default(),
@@ -113,11 +111,9 @@ impl Rules {
         let Some(table) = &mut self.table else {
             return;
         };
-        if table.is_on(node) {
-            self.pending.extend(table.follow(desired, changed));
-        } else {
-            // Any rule may depend on our Node.
-            *table = ServiceTable::like(table.table(), desired, &self.config, node);
+        table.follow(desired, changed);
+        if !table.is_on(node) {
+            table.move_to(desired, node);
             self.state = State::Unknown;
         }
     }
@@ -143,59 +139,76 @@ impl Rules {
     ///
     /// # Cost
     /// Unless the kernel's table is in step, a dump of it.
-    pub(super) fn changes(&mut self, extent: Extent, now: Duration) -> Result<Changes, Failure> {
+    pub(super) fn changes(
+        &mut self,
+        desired: &Desired,
+        extent: Extent,
+        now: Duration,
+    ) -> Result<Changes, Failure> {
         if extent == Extent::All {
             self.find_changes()?;
         }
-        let planned = std::mem::take(&mut self.pending);
-        let Some(table) = self.table.as_ref().filter(|_| !self.retry.is_waiting(now)) else {
-            self.state = State::Unknown;
+        let is_waiting = self.retry.is_waiting(now);
+        let Some(table) = self.table.as_mut() else {
             return Ok(Changes::default());
         };
-        let (content, drifted_from) = match self.state {
-            State::InStep => (Content::Commands(planned), None),
-            State::Unknown | State::Suspect => {
-                let content = match self.client.difference(table.table())? {
-                    Some(commands) => Content::Commands(commands),
-                    None => Content::Table,
-                };
-                let is_told = self.state == State::Suspect && planned.len() <= MOST_TOLD;
-                (content, is_told.then_some(planned))
+        let planned = table.take_commands();
+        if is_waiting {
+            self.state = State::Unknown;
+            return Ok(Changes::default());
+        }
+        let content = match self.state {
+            State::InStep => {
+                return Ok(Changes {
+                    content: Content::Commands(planned),
+                    drifted_from: None,
+                });
             }
+            State::Unknown | State::Suspect => match self.client.exists()? {
+                true => self.client.difference(&table.table(desired))?,
+                false => None,
+            },
         };
+        let is_told = self.state == State::Suspect && planned.len() <= MOST_TOLD;
         Ok(Changes {
-            content,
-            drifted_from,
+            content: content.map_or(Content::Table(BTreeMap::new()), Content::Commands),
+            drifted_from: is_told.then_some(planned),
         })
     }
 
-    /// Writes the changes in one transaction. `None` if nothing is written.
+    /// Writes the changes: commands in one transaction, a whole table in several. `None` if nothing is written.
     pub(super) fn write(
         &mut self,
-        changes: &Changes,
+        desired: &Desired,
+        changes: &mut Changes,
         now: Duration,
     ) -> Option<Result<(), Failure>> {
-        let table = self.table.as_ref()?.table();
+        let table = self.table.as_ref()?;
         if self.retry.is_waiting(now) {
             return None;
         }
-        let written = match &changes.content {
+        let client = &mut self.client;
+        let written = match &mut changes.content {
             Content::Commands(commands) if commands.is_empty() => {
                 self.state = State::InStep;
                 self.retry.reset();
                 return None;
             }
-            Content::Commands(commands) => match self.client.apply(commands) {
+            Content::Commands(commands) => match client.apply(commands) {
                 Err(error) if error.is_out_of_step() => {
                     let text =
                         format_args!("{error}; reading all packet rules back to repair them");
                     let kind = "refused changes of packet rules, each repaired";
                     (self.events).add(Coverage::Events, Level::WARN, kind, text, now);
-                    self.client.restore(table)
+                    client.restore(&table.table(desired))
                 }
                 other => other,
             },
-            Content::Table => self.client.replace(table),
+            Content::Table(kinds) => {
+                let each =
+                    |command: &Command| *kinds.entry(changes::kind(command)).or_default() += 1;
+                create(client, table, desired, each)
+            }
         };
         self.settle(written.map_err(Failure::from), now)
     }
@@ -218,12 +231,17 @@ impl Rules {
 
     /// Makes the kernel forget the clients of removed endpoints, and after a resync deletes the chains that no frontend
     /// needs. `None` if there is nothing to do.
-    pub(super) fn tidy(&mut self, extent: Extent, now: Duration) -> Option<Result<(), Failure>> {
+    pub(super) fn tidy(
+        &mut self,
+        desired: &Desired,
+        extent: Extent,
+        now: Duration,
+    ) -> Option<Result<(), Failure>> {
         let table = self.table.as_mut()?;
         if self.state != State::InStep {
             return None;
         }
-        let mut tidied = table.forget_removed(&mut self.client);
+        let mut tidied = table.forget_removed(desired, &mut self.client);
         if extent == Extent::All && tidied.is_ok() {
             let commands = table.sweep();
             tidied = self.client.apply(&commands);
@@ -232,5 +250,25 @@ impl Rules {
             Ok(()) => None,
             Err(error) => self.settle(Err(error.into()), now),
         }
+    }
+}
+
+/// Writes the whole table, and calls `each` with every command.
+fn create(
+    client: &mut RulesClient,
+    table: &ServiceTable,
+    desired: &Desired,
+    mut each: impl FnMut(&Command),
+) -> Result<(), TransactionError> {
+    if client.exists()? {
+        // It may have an effect, so all of it changes at once.
+        let table = table.table(desired);
+        table.creation().for_each(|command| each(&command));
+        return client.replace(&table);
+    }
+    client.create(&table.frame(), table.pieces(desired), each)?;
+    match client.generation() {
+        Some(_) => Ok(()),
+        None => client.restore(&table.table(desired)),
     }
 }

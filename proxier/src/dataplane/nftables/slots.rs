@@ -1,6 +1,6 @@
-//! The slots of a frontend: which endpoints a number stands for.
+//! The slots of a frontend: which endpoints a number stands for, as a function of its plan.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use schedulers::kernel::{Dh, Mh};
 use schedulers::{Balancer, Flags, MhTable, Options, Request};
 
 use super::names::ENDPOINTS;
+use super::pick::Pick;
 use crate::cluster::model::Family;
 use crate::plan::frontend::Frontend;
 use crate::plan::{Balancing, FrontendPlan, SelectedEndpoint};
@@ -70,9 +71,7 @@ impl Present {
             outside: from(OUTSIDE),
         }
     }
-}
 
-impl Present {
     /// Returns whether all endpoints of these slots are among those of `other`.
     pub(super) fn is_within(&self, other: &Self) -> bool {
         let others: BTreeSet<SocketAddr> = other.endpoints().collect();
@@ -96,6 +95,13 @@ impl Present {
     /// Returns the endpoint of each slot.
     pub(super) fn endpoints(&self) -> impl Iterator<Item = SocketAddr> {
         self.first.iter().chain(&self.outside).copied()
+    }
+
+    /// Returns the slots with their endpoints.
+    pub(super) fn numbered(&self) -> impl Iterator<Item = (u32, SocketAddr)> {
+        let outside = (OUTSIDE..).zip(&self.outside);
+        let all = (0..).zip(&self.first).chain(outside);
+        all.map(|(slot, endpoint)| (slot, *endpoint))
     }
 }
 
@@ -148,34 +154,11 @@ impl Slots {
         Self { draw, endpoints }
     }
 
-    /// Returns these slots in the order that changes the fewest `present` ones.
-    ///
-    /// A number that is drawn at random means nothing. A hash means the same endpoint on every node, so those slots
-    /// keep their order.
-    pub(super) fn like(self, present: &[SocketAddr]) -> Self {
-        if self.draw != Draw::Random {
-            return self;
-        }
-        let mut left = BTreeMap::<SocketAddr, usize>::new();
-        for endpoint in &self.endpoints {
-            *left.entry(*endpoint).or_default() += 1;
-        }
-        let mut take = |endpoint: &SocketAddr| {
-            let count = left.get_mut(endpoint).filter(|count| **count > 0)?;
-            *count -= 1;
-            Some(*endpoint)
-        };
-        let kept = present.iter().take(self.endpoints.len()).map(&mut take);
-        let mut kept: Vec<Option<SocketAddr>> = kept.collect();
-        kept.resize(self.endpoints.len(), None);
-        // The rest, in its order, fills the holes.
-        let mut rest = self.endpoints.iter().filter_map(take);
-        let filled = kept.into_iter();
-        let filled = filled.filter_map(|kept| kept.or_else(|| rest.next()));
-        Self {
-            draw: self.draw,
-            endpoints: filled.collect(),
-        }
+    /// Returns the pick of these slots, which begin at `first`; `None` without slots.
+    pub(super) fn pick(&self, first: u32) -> Option<Pick> {
+        let slots = u32::try_from(self.endpoints.len()).unwrap_or(u32::MAX);
+        let draw = self.draw;
+        (slots > 0).then_some(Pick { draw, slots, first })
     }
 }
 

@@ -1,40 +1,76 @@
 //! The table of this node, which follows the plan.
+//!
+//! It is not in memory: what a frontend or an address needs is a function of the plan, of the node and of the order of slots.
+//! A change is what the touched ones had and what they get; the whole table is made when it must be written or compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use nftables::{Command, Element, Key, Match, Rule, SetKind, Statement, Table, Value, Verdict};
+use nftables::{Chain, Command, Match, Set, Table, Value};
 
 use super::chains;
 use super::clients::Clients;
-use super::names::{self, CLUSTER_IPS, HAIRPIN, HEALTH_CHECK_PORTS, PINGABLE, SERVICE_ADDRESSES};
-use super::parts::{self, Parts};
+use super::names::{HAIRPIN, HEALTH_CHECK_PORTS};
+use super::order::{Order, Served};
+use super::parts;
+use super::pick::Route;
 use super::slots::Present;
 use crate::cluster::model::Node;
 use crate::dataplane::ipvs::filter::{FilterConfig, NodeFacts};
+use crate::dataplane::packet_rules::{Changes, Part, Parts, PlanView};
 use crate::plan::frontend::Frontend;
-use crate::plan::{Access, Availability, Changed, Desired, FrontendPlan, Scope};
+use crate::plan::{Changed, Desired, FrontendPlan};
 
 #[cfg(test)]
 mod tests;
 
+/// The number of parts that are made at once when a table is created.
+const PARTS_AT_ONCE: usize = 4_096;
+
+/// The number of parts after which the sets of a whole table are packed while it is made.
+const PACKED_AFTER: usize = 20_000;
+
 /// Returns the table of a node that has to serve `desired`.
 pub fn table(desired: &Desired, config: &FilterConfig, node: Option<&Node>) -> Table {
-    ServiceTable::like(&Table::default(), desired, config, node).table
+    ServiceTable::like(&Table::default(), desired, config, node).table(desired)
 }
 
-/// The table of this node, which remembers the slots of each frontend.
+/// What the table of this node follows from beside the plan, and its changes since they were last taken.
+///
+/// The methods get the plan of the last call of [`ServiceTable::like`] or [`ServiceTable::follow`].
 #[derive(Clone, Debug)]
 pub struct ServiceTable {
-    table: Table,
+    config: FilterConfig,
     node: NodeFacts,
     /// The clients inside the cluster.
     inside: Vec<Match>,
+    /// The orders of slots that differ from those of the plan.
+    orders: BTreeMap<Frontend, Order>,
+    /// The chains that exist on demand, by name.
+    shared: BTreeMap<Arc<str>, Shared>,
+    changes: Changes,
     /// Whether clients with affinity may be led to endpoints that their frontends no longer have.
     pub(super) must_forget: bool,
     /// The endpoints that serve clients outside the cluster no longer, since the last time that clients were forgotten.
     pub(super) withdrawn: BTreeMap<Frontend, BTreeSet<SocketAddr>>,
+}
+
+/// A chain that frontends share.
+#[derive(Clone, Debug)]
+struct Shared {
+    chain: Chain,
+    /// The number of frontends that lead to it.
+    users: usize,
+}
+
+/// Something that has parts of the table.
+#[derive(Clone, Copy)]
+enum Subject {
+    Frontend(Frontend),
+    Address(IpAddr),
+    LocalEndpoint(IpAddr),
+    HealthCheck(u16),
 }
 
 impl ServiceTable {
@@ -42,9 +78,12 @@ impl ServiceTable {
     pub fn new(config: &FilterConfig, node: Option<&Node>) -> Self {
         let node = NodeFacts::of(node);
         Self {
-            table: chains::skeleton(config, &node),
+            config: config.clone(),
             inside: Clients::on(config, &node).inside(),
             node,
+            orders: BTreeMap::new(),
+            shared: BTreeMap::new(),
+            changes: Changes::default(),
             must_forget: false,
             withdrawn: BTreeMap::new(),
         }
@@ -58,9 +97,17 @@ impl ServiceTable {
         config: &FilterConfig,
         node: Option<&Node>,
     ) -> Self {
-        let mut rules = Self::new(config, node);
-        rules.follow_like(desired, &everything(desired), Some(model));
-        rules
+        let mut table = Self::new(config, node);
+        let mut routes = Vec::new();
+        for (frontend, plan) in in_table(desired) {
+            let present = Present::of(model, frontend);
+            let served = table.reorder(*frontend, Some(plan), &present);
+            let served = served.unwrap_or_default();
+            table.note_leaving(*frontend, plan, &served, &present, false);
+            routes.extend(parts::route(plan, &served));
+        }
+        table.share(routes);
+        table
     }
 
     /// Returns whether it depends on `node` as it is.
@@ -68,60 +115,91 @@ impl ServiceTable {
         self.node == NodeFacts::of(node)
     }
 
-    /// Returns the table.
-    pub fn table(&self) -> &Table {
-        &self.table
+    /// Follows a change of our Node, on which any rule may depend.
+    pub fn move_to(&mut self, desired: &Desired, node: Option<&Node>) {
+        self.node = NodeFacts::of(node);
+        self.inside = Clients::on(&self.config, &self.node).inside();
+        self.shared.clear();
+        let routes = in_table(desired);
+        let routes = routes.filter_map(|(it, plan)| parts::route(plan, &Served::of(it, plan)));
+        self.share(routes.collect());
     }
 
-    /// Follows the plan, which differs from that of the last call in `changed`. Returns the commands that change the
-    /// kernel's table likewise, in one transaction.
+    /// Returns the whole table.
+    ///
+    /// # Cost
+    /// Linear in the plan.
+    pub fn table(&self, desired: &Desired) -> Table {
+        let mut table = self.frame();
+        let mut count = 0;
+        for subject in subjects(desired) {
+            self.add_parts(subject, PlanView::now(desired), &mut |part| {
+                part.put_into(&mut table);
+                count += 1;
+                if count % PACKED_AFTER == 0 {
+                    table.sets.values_mut().for_each(Set::pack);
+                }
+            });
+        }
+        table
+    }
+
+    /// Returns the sets without elements, and the chains that belong to no frontend.
+    pub fn frame(&self) -> Table {
+        let mut table = chains::skeleton(&self.config, &self.node);
+        let shared = self.shared.values().map(|shared| &shared.chain);
+        shared.for_each(|chain| table.add_chain(chain.clone()));
+        table
+    }
+
+    /// Returns the rest of the table in pieces: its elements, and the chains that belong to a frontend.
+    pub fn pieces<'a>(&'a self, desired: &'a Desired) -> impl Iterator<Item = Table> + 'a {
+        let sets = chains::sets();
+        let mut subjects = subjects(desired);
+        std::iter::from_fn(move || {
+            let (mut piece, mut count) = (None, 0);
+            while count < PARTS_AT_ONCE {
+                let Some(subject) = subjects.next() else {
+                    break;
+                };
+                let piece = piece.get_or_insert_with(|| sets.clone());
+                self.add_parts(subject, PlanView::now(desired), &mut |part| {
+                    part.put_into(piece);
+                    count += 1;
+                });
+            }
+            piece
+        })
+    }
+
+    /// Follows the plan, which differs from that of the last call in `changed`.
     ///
     /// A chain that a change leaves without a frontend stays until [`Self::sweep`].
-    pub fn follow(&mut self, desired: &Desired, changed: &Changed) -> Vec<Command> {
-        self.follow_like(desired, changed, None)
+    pub fn follow(&mut self, desired: &Desired, changed: &Changed) {
+        let (then, now) = (PlanView::before(desired, changed), PlanView::now(desired));
+        let (mut old, mut new) = (Parts::new(), Parts::new());
+        let mut addresses = changed.addresses.clone();
+        for frontend in changed.frontends.iter().filter(|it| !it.needs_relay()) {
+            let plans = [then, now].map(|view| view.frontend(frontend));
+            self.follow_frontend(*frontend, plans, &mut old, &mut new);
+            addresses.insert(frontend.address);
+        }
+        let addresses = addresses.into_iter().map(Subject::Address);
+        let local = changed.local_endpoints.iter().copied();
+        let ports = changed.health_checks.iter().copied();
+        let others = addresses.chain(local.map(Subject::LocalEndpoint));
+        for subject in others.chain(ports.map(Subject::HealthCheck)) {
+            self.add_parts(subject, then, &mut |part| _ = old.insert(part.name(), part));
+            self.add_parts(subject, now, &mut |part| _ = new.insert(part.name(), part));
+        }
+        self.changes.note(old, new);
     }
 
-    fn follow_like(
-        &mut self,
-        desired: &Desired,
-        changed: &Changed,
-        model: Option<&Table>,
-    ) -> Vec<Command> {
-        let mut commands = Vec::new();
-        let frontends = changed.frontends.iter();
-        let frontends = frontends.filter(|frontend| !frontend.needs_relay());
-        for &frontend in frontends.clone() {
-            let plan = desired.frontends.get(&frontend);
-            self.set_frontend(frontend, plan, model, &mut commands);
-        }
-        for &address in &changed.addresses {
-            let is_in = desired.addresses.contains_key(&address);
-            let set = SERVICE_ADDRESSES.of(address.into());
-            self.set_member(set, Key::new([address.into()]), is_in, &mut commands);
-        }
-        let addresses = frontends.map(|frontend| frontend.address);
-        let addresses: BTreeSet<IpAddr> = addresses.chain(changed.addresses.clone()).collect();
-        for address in addresses {
-            let is_service = desired.addresses.contains_key(&address);
-            let has_any = |is: fn(&Access) -> bool| is_service && has_any(desired, address, is);
-            let serves = has_any(|access| access.endpoints != Availability::None);
-            let is_cluster_ip = has_any(|access| access.scope == Scope::Internal);
-            for (set, is_in) in [(PINGABLE, serves), (CLUSTER_IPS, is_cluster_ip)] {
-                let set = set.of(address.into());
-                self.set_member(set, Key::new([address.into()]), is_in, &mut commands);
-            }
-        }
-        for &address in &changed.local_endpoints {
-            let is_in = desired.local_endpoints.contains(&address);
-            let key = Key::new([address.into(), address.into()]);
-            self.set_member(HAIRPIN.of(address.into()), key, is_in, &mut commands);
-        }
-        for &port in &changed.health_checks {
-            let is_in = desired.health_checks.contains_key(&port);
-            let key = Key::new([Value::Port(port)]);
-            self.set_member(HEALTH_CHECK_PORTS, key, is_in, &mut commands);
-        }
-        commands
+    /// Returns the commands of the changes since the last call, for one transaction.
+    pub fn take_commands(&mut self) -> Vec<Command> {
+        let changes = std::mem::take(&mut self.changes);
+        let tables = changes.tables(chains::sets);
+        tables.map_or_else(Vec::new, |(old, new)| old.difference(&new))
     }
 
     /// Returns the commands that delete the chains to which no frontend leads.
@@ -129,126 +207,187 @@ impl ServiceTable {
     /// They belong in another transaction than the one that removed the last frontend: before Linux 6.2 the kernel
     /// counts a deleted element as a user of its chain until that transaction is complete.
     pub fn sweep(&mut self) -> Vec<Command> {
-        let mut used = BTreeSet::new();
-        let maps = self.table.sets.values();
-        for set in maps.filter(|set| set.kind == SetKind::Verdicts) {
-            for element in set.elements() {
-                if let Some(Verdict::Goto(chain) | Verdict::Jump(chain)) = element.verdict {
-                    used.insert(chain);
-                }
-            }
-        }
-        // A chain in use leads to others, and these lead to picks.
-        let mut reached: Vec<Arc<str>> = used.iter().cloned().collect();
-        while let Some(name) = reached.pop() {
-            let rules = self.table.chains.get(&name).map(|chain| &chain.rules);
-            let statements = rules.into_iter().flatten().flat_map(Rule::statements);
-            for statement in statements {
-                if let Statement::Verdict(Verdict::Goto(chain)) = statement
-                    && used.insert(chain.clone())
-                {
-                    reached.push(chain.clone());
-                }
-            }
-        }
-        let chains = self.table.chains.values();
-        let shared = chains.filter(|chain| names::is_shared(&chain.name));
         let mut unused = Table::default();
-        for chain in shared.filter(|chain| !used.contains(&chain.name)) {
-            unused.add_chain(chain.clone());
-        }
-        let commands = unused.difference(&Table::default());
-        let apply = |command| self.table.apply(command);
-        commands.iter().for_each(apply);
-        commands
+        self.shared.retain(|_, shared| {
+            if shared.users == 0 {
+                unused.add_chain(shared.chain.clone());
+            }
+            shared.users > 0
+        });
+        unused.difference(&Table::default())
     }
 
-    /// Gives a frontend the rules of its plan, or removes it.
-    fn set_frontend(
+    /// Gives a frontend the slots of its plan, or none, and adds its parts of both plans.
+    fn follow_frontend(
+        &mut self,
+        frontend: Frontend,
+        [before, after]: [Option<&FrontendPlan>; 2],
+        old: &mut Parts,
+        new: &mut Parts,
+    ) {
+        let order = self.orders.get(&frontend);
+        let had = before.map(|plan| {
+            let served = Served::of(&frontend, plan);
+            (
+                plan,
+                order.map_or(served.clone(), |order| served.in_order(order)),
+            )
+        });
+        let nothing = Present::default();
+        let present = had.as_ref().map_or(&nothing, |(_, served)| &served.slots);
+        let has = self.reorder(frontend, after, present);
+        let addresses = &self.node.addresses;
+        let mut old_route = None;
+        if let Some((plan, served)) = &had {
+            old_route = parts::route(plan, served);
+            let mut add = |part: Part| _ = old.insert(part.name(), part);
+            parts::of_frontend(&frontend, plan, served, addresses, &mut add);
+        }
+        let mut new_route = None;
+        if let Some((plan, served)) = after.zip(has.as_ref()) {
+            new_route = parts::route(plan, served);
+            let mut add = |part: Part| _ = new.insert(part.name(), part);
+            parts::of_frontend(&frontend, plan, served, addresses, &mut add);
+            let was_sticky = old_route.is_some_and(|route| route.affinity_secs.is_some());
+            self.note_leaving(frontend, plan, served, present, was_sticky);
+        }
+        if old_route != new_route {
+            self.leave(old_route);
+            let chains = self.share(new_route.into_iter().collect());
+            for chain in chains {
+                let part = Part::Chain(chain);
+                new.insert(part.name(), part);
+            }
+        }
+    }
+
+    /// Remembers the order in which a frontend's slots change the fewest `present` ones. Returns these slots.
+    fn reorder(
         &mut self,
         frontend: Frontend,
         plan: Option<&FrontendPlan>,
-        model: Option<&Table>,
-        commands: &mut Vec<Command>,
+        present: &Present,
+    ) -> Option<Served> {
+        let served = plan.map(|plan| Served::of(&frontend, plan));
+        let order = served.as_ref().map(|served| served.order_like(present));
+        match order.filter(|order| !order.is_planned()) {
+            None => {
+                self.orders.remove(&frontend);
+                served
+            }
+            Some(order) => {
+                let served = served.map(|served| served.in_order(&order));
+                self.orders.insert(frontend, order);
+                served
+            }
+        }
+    }
+
+    /// Notes which endpoints of those that a frontend with session affinity `had` it has no longer.
+    fn note_leaving(
+        &mut self,
+        frontend: Frontend,
+        plan: &FrontendPlan,
+        served: &Served,
+        had: &Present,
+        was_sticky: bool,
     ) {
-        let present = Present::of(&self.table, &frontend);
-        let of_model = model.map(|model| Present::of(model, &frontend));
-        let before = parts::present(&self.table, &frontend, &present);
-        let after = match plan {
-            Some(plan) => {
-                let node = parts::Node {
-                    addresses: &self.node.addresses,
-                    inside: &self.inside,
+        let route = parts::route(plan, served);
+        if route.is_none_or(|route| route.affinity_secs.is_none()) {
+            return;
+        }
+        // Also if affinity begins: it may have ended a moment ago, when the frontend had other endpoints.
+        self.must_forget |= !was_sticky || !had.is_within(&served.slots);
+        // An endpoint that still serves clients inside is gone for clients outside.
+        let outside = match plan.inside {
+            Some(_) => &served.slots.outside,
+            None => &served.slots.first,
+        };
+        let outside: BTreeSet<&SocketAddr> = outside.iter().collect();
+        let had = had.for_outside().iter();
+        let mut withdrawn = had.filter(|it| !outside.contains(it)).peekable();
+        if withdrawn.peek().is_some() {
+            self.must_forget = true;
+            let all = self.withdrawn.entry(frontend).or_default();
+            all.extend(withdrawn);
+        }
+    }
+
+    /// Counts a frontend for each of these routes. Returns the chains that did not exist.
+    fn share(&mut self, routes: Vec<Route>) -> Vec<Chain> {
+        let mut users = BTreeMap::<Route, usize>::new();
+        for route in routes.into_iter().filter(|route| !route.is_prepared()) {
+            *users.entry(route).or_default() += 1;
+        }
+        let mut added = Vec::new();
+        for (route, count) in users {
+            for chain in route.chains(&self.inside) {
+                let shared = self.shared.entry(chain.name.clone());
+                let shared = shared.or_insert_with(|| {
+                    added.push(chain.clone());
+                    Shared { chain, users: 0 }
+                });
+                shared.users += count;
+            }
+        }
+        added
+    }
+
+    /// Discounts a frontend.
+    fn leave(&mut self, route: Option<Route>) {
+        let chains = route
+            .into_iter()
+            .flat_map(|route| route.chains(&self.inside));
+        for chain in chains.collect::<Vec<_>>() {
+            if let Some(shared) = self.shared.get_mut(&chain.name) {
+                shared.users = shared.users.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Calls `add` with the parts that `subject` needs according to `view`.
+    fn add_parts(&self, subject: Subject, view: PlanView<'_>, add: &mut dyn FnMut(Part)) {
+        match subject {
+            Subject::Frontend(frontend) => {
+                let Some(plan) = view.frontend(&frontend) else {
+                    return;
                 };
-                Parts::of(&frontend, plan, node, of_model.as_ref().unwrap_or(&present))
+                let mut served = Served::of(&frontend, plan);
+                if let Some(order) = self.orders.get(&frontend) {
+                    served = served.in_order(order);
+                }
+                parts::of_frontend(&frontend, plan, &served, &self.node.addresses, add);
             }
-            None => Parts::none(frontend.family()),
-        };
-        if parts::is_sticky(&after.own, &frontend) {
-            let slots = Present::of(&after.own, &frontend);
-            // Also if affinity begins: it may have ended a moment ago, when the frontend had other endpoints.
-            self.must_forget |= !parts::is_sticky(&before, &frontend) || !present.is_within(&slots);
-            // An endpoint that still serves clients inside is gone for clients outside.
-            let is_split = plan.is_some_and(|plan| plan.inside.is_some());
-            let outside = if is_split {
-                &slots.outside
-            } else {
-                &slots.first
-            };
-            let outside: BTreeSet<&SocketAddr> = outside.iter().collect();
-            let had = of_model.as_ref().unwrap_or(&present).for_outside().iter();
-            let mut withdrawn = had.filter(|it| !outside.contains(it)).peekable();
-            if withdrawn.peek().is_some() {
-                self.must_forget = true;
-                let all = self.withdrawn.entry(frontend).or_default();
-                all.extend(withdrawn);
+            Subject::Address(address) => parts::of_address(address, view, add),
+            Subject::LocalEndpoint(address) => {
+                if view.has_local_endpoint(address) {
+                    let set = HAIRPIN.of(address.into());
+                    add(Part::member(set, [address.into(), address.into()]));
+                }
+            }
+            Subject::HealthCheck(port) => {
+                if view.has_health_check(port) {
+                    add(Part::member(HEALTH_CHECK_PORTS, [Value::Port(port)]));
+                }
             }
         }
-        let first = commands.len();
-        // Before the elements that lead to them.
-        for chain in after.shared {
-            if !self.table.chains.contains_key(&chain.name) {
-                let mut new = Table::default();
-                new.add_chain(chain);
-                commands.extend(new.creation());
-            }
-        }
-        commands.extend(before.difference(&after.own));
-        for command in &commands[first..] {
-            self.table.apply(command);
-        }
-    }
-
-    fn set_member(&mut self, set: &str, key: Key, is_in: bool, commands: &mut Vec<Command>) {
-        let Some((name, members)) = self.table.sets.get_key_value(set) else {
-            return;
-        };
-        if members.contains(&key) == is_in {
-            return;
-        }
-        let command = if is_in {
-            Command::AddElement(name.clone(), Element::from(key))
-        } else {
-            Command::DeleteElement(name.clone(), key)
-        };
-        self.table.apply(&command);
-        commands.push(command);
     }
 }
 
-/// Returns the changes from no plan to `desired`.
-fn everything(desired: &Desired) -> Changed {
-    Changed {
-        frontends: desired.frontends.keys().copied().collect(),
-        addresses: desired.addresses.keys().copied().collect(),
-        local_endpoints: desired.local_endpoints.clone(),
-        health_checks: desired.health_checks.keys().copied().collect(),
-        before: Desired::default(),
-    }
+/// Returns all of the plan that has parts of the table.
+fn subjects(desired: &Desired) -> impl Iterator<Item = Subject> {
+    let frontends = in_table(desired).map(|(frontend, _)| Subject::Frontend(*frontend));
+    let addresses = desired.addresses.keys().copied();
+    let local = desired.local_endpoints.iter().copied();
+    let ports = desired.health_checks.keys().copied();
+    let others = addresses.map(Subject::Address);
+    let others = others.chain(local.map(Subject::LocalEndpoint));
+    let others = others.chain(ports.map(Subject::HealthCheck));
+    frontends.chain(others)
 }
 
-/// Returns whether `is` holds for any frontend at `address`.
-fn has_any(desired: &Desired, address: IpAddr, is: fn(&Access) -> bool) -> bool {
-    let mut there = desired.frontends.range(Frontend::range_at(address));
-    there.any(|(_, plan)| is(&plan.profile.access))
+/// Returns the frontends that the table serves.
+fn in_table(desired: &Desired) -> impl Iterator<Item = (&Frontend, &FrontendPlan)> {
+    let plans = desired.frontends.iter();
+    plans.filter(|(frontend, _)| !frontend.needs_relay())
 }

@@ -4,11 +4,13 @@ use std::net::SocketAddr;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::super::slots;
+use nftables::{Statement, Verdict};
+
+use super::super::{names, slots};
 use super::*;
 use crate::cluster::model::Protocol;
 use crate::cluster::model::{Cidr, Family, Networks, TrafficPolicy};
-use crate::plan::{InsidePlan, Profile, Scope, SelectedEndpoint, example};
+use crate::plan::{Availability, InsidePlan, Profile, Scope, SelectedEndpoint, example};
 
 const FRONTEND_ADDRESSES: [&str; 2] = ["10.96.0.1", "fd00:10:96::1"];
 
@@ -177,32 +179,88 @@ proptest! {
         history in vec((0..4_usize, prop::option::weighted(0.8, draft())), 1..12),
     ) {
         let mut rules = ServiceTable::new(&config(), None);
-        let mut kernel = Kernel(rules.table().clone());
         let mut desired = Desired::default();
+        let mut kernel = Kernel(rules.table(&desired));
         for (index, draft) in history {
             let frontend = frontend(index);
-            let (address, mut changed) = (frontend.address, Changed::default());
+            let address = frontend.address;
+            let before = desired.clone();
             match draft {
                 Some(draft) => drop(desired.frontends.insert(frontend, draft.plan(&frontend))),
                 None => drop(desired.frontends.remove(&frontend)),
             }
-            changed.frontends.insert(frontend);
-            changed.addresses.insert(address);
             if desired.frontends.keys().any(|it| it.address == address) {
                 desired.addresses.insert(address, None);
             } else {
                 desired.addresses.remove(&address);
             }
-            kernel.apply(&rules.follow(&desired, &changed));
-            prop_assert_eq!(&kernel.0, rules.table());
+            rules.follow(&desired, &changed(before, [frontend]));
+            kernel.apply(&rules.take_commands());
+            prop_assert_eq!(&kernel.0, &rules.table(&desired));
             // A plan that is followed already changes nothing.
-            prop_assert_eq!(rules.follow(&desired, &changed), []);
+            rules.follow(&desired, &changed(desired.clone(), [frontend]));
+            prop_assert_eq!(rules.take_commands(), []);
         }
         kernel.apply(&rules.sweep());
-        prop_assert_eq!(&kernel.0, rules.table());
+        prop_assert_eq!(&kernel.0, &rules.table(&desired));
         let scratch = table(&desired, &config(), None);
         prop_assert_eq!(parts_of(&kernel.0, &desired), parts_of(&scratch, &desired));
+        // A new process finds the order of slots again.
+        let again = ServiceTable::like(&kernel.0, &desired, &config(), None);
+        prop_assert_eq!(again.table(&desired), kernel.0);
+        let mut pieced = rules.frame();
+        for piece in rules.pieces(&desired) {
+            pieced.difference(&merged(&pieced, piece)).iter().for_each(|it| pieced.apply(it));
+        }
+        prop_assert_eq!(pieced, rules.table(&desired));
     }
+
+    #[test]
+    fn changes_of_several_plans_are_taken_together(
+        history in vec((0..4_usize, prop::option::weighted(0.8, draft())), 1..6),
+    ) {
+        let mut rules = ServiceTable::new(&config(), None);
+        let mut desired = Desired::default();
+        let mut kernel = Kernel(rules.table(&desired));
+        for (index, draft) in history {
+            let frontend = frontend(index);
+            let before = desired.clone();
+            match draft {
+                Some(draft) => drop(desired.frontends.insert(frontend, draft.plan(&frontend))),
+                None => drop(desired.frontends.remove(&frontend)),
+            }
+            rules.follow(&desired, &changed(before, [frontend]));
+        }
+        kernel.apply(&rules.take_commands());
+        prop_assert_eq!(&kernel.0, &rules.table(&desired));
+    }
+}
+
+/// Returns the changes of these frontends and their addresses since `before`.
+fn changed<const N: usize>(before: Desired, frontends: [Frontend; N]) -> Changed {
+    Changed {
+        frontends: frontends.into(),
+        addresses: frontends.map(|frontend| frontend.address).into(),
+        before,
+        ..Changed::default()
+    }
+}
+
+/// Returns `table` with the elements and chains of `piece` too.
+fn merged(table: &Table, piece: Table) -> Table {
+    let mut merged = table.clone();
+    for set in piece.sets.values() {
+        let into = merged.sets.get_mut(&set.name).unwrap();
+        set.elements().for_each(|element| into.insert(element));
+        for (key, target) in set.targets() {
+            into.insert_target(key.clone(), target);
+        }
+    }
+    piece
+        .chains
+        .into_values()
+        .for_each(|chain| merged.add_chain(chain));
+    merged
 }
 
 /// Returns the commands of a change of a frontend's weights by `change`.
@@ -212,6 +270,7 @@ fn commands(
     after: &[Option<u16>],
 ) -> Vec<Command> {
     let mut rules = ServiceTable::new(&config(), None);
+    let mut desired = Desired::default();
     let frontend = frontend(0);
     let mut follow = |weights: &[Option<u16>]| {
         let draft = Draft {
@@ -222,9 +281,11 @@ fn commands(
             scope: Scope::Internal,
             has_ranges: false,
         };
-        let mut desired = Desired::default();
-        desired.frontends.insert(frontend, draft.plan(&frontend));
-        rules.follow(&desired, &everything(&desired))
+        let plan = draft.plan(&frontend);
+        let before = std::mem::take(&mut desired);
+        desired.frontends.insert(frontend, plan);
+        rules.follow(&desired, &changed(before, [frontend]));
+        rules.take_commands()
     };
     follow(before);
     follow(after)
