@@ -40,7 +40,7 @@ mod packets {
 }
 
 use packets::observed;
-use packets::scene::{Answers, Clients, Scene};
+use packets::scene::{Answers, Clients, Scene, Subject};
 use packets::services::Services;
 
 const CLUSTER: &str = include_str!("conformance/cluster.yaml");
@@ -69,7 +69,7 @@ fn at(v4: &str, v6: &str, tcp: u16, udp: u16) -> [String; 4] {
 
 /// Asserts that `client` receives the `expected` answers, and no others, at each frontend.
 #[track_caller]
-fn check(scene: &Scene, client: &str, frontends: &[String], expected: &[&str]) {
+fn check<D: Subject>(scene: &Scene<D>, client: &str, frontends: &[String], expected: &[&str]) {
     check_in(scene.clients(), client, frontends, expected);
 }
 

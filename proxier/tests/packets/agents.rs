@@ -6,7 +6,7 @@
 //! takes their place.
 
 use super::observed::{self, Row};
-use super::scene::Scene;
+use super::scene::{Scene, Subject, with_each_dataplane};
 use crate::{CLUSTER, KUBE_PROXY};
 
 /// flannel, `pkg/trafficmngr/nftables/nftables.go` (cdf76059), `addMasqRules`: packets with exactly
@@ -103,7 +103,7 @@ const FRONTENDS: [&str; 8] = [
 ];
 
 /// Asserts that the rows of [`FRONTENDS`] for which `is_checked` stay.
-fn answers_stay(scene: &Scene, is_checked: impl Fn(&Row) -> bool) {
+fn answers_stay<D: Subject>(scene: &Scene<D>, is_checked: impl Fn(&Row) -> bool) {
     let is_checked = |row: &Row| FRONTENDS.contains(&&*row.frontend) && is_checked(row);
     let rows = observed::rows(KUBE_PROXY).into_iter().filter(is_checked);
     let rows: Vec<Row> = rows.collect();
@@ -112,39 +112,36 @@ fn answers_stay(scene: &Scene, is_checked: impl Fn(&Row) -> bool) {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-#[test]
-fn sources_are_those_of_kube_proxy_beside_flannel() {
-    lab::test(|| {
-        let scene = Scene::new(CLUSTER);
-        scene.nft(FLANNEL);
-        answers_stay(&scene, |_| true);
-    });
+with_each_dataplane!(
+    sources_are_those_of_kube_proxy_beside_flannel,
+    sources_are_those_of_kube_proxy_beside_the_vpc_cni_of_aws,
+    masqueraded_answers_find_their_way_beside_netd,
+);
+
+fn sources_are_those_of_kube_proxy_beside_flannel<D: Subject>() {
+    let scene = Scene::<D>::serving(CLUSTER);
+    scene.nft(FLANNEL);
+    answers_stay(&scene, |_| true);
 }
 
-#[test]
-fn sources_are_those_of_kube_proxy_beside_the_vpc_cni_of_aws() {
-    lab::test(|| {
-        let scene = Scene::new(CLUSTER);
-        scene.nft(AWS);
-        answers_stay(&scene, |_| true);
-    });
+fn sources_are_those_of_kube_proxy_beside_the_vpc_cni_of_aws<D: Subject>() {
+    let scene = Scene::<D>::serving(CLUSTER);
+    scene.nft(AWS);
+    answers_stay(&scene, |_| true);
 }
 
-#[test]
-fn masqueraded_answers_find_their_way_beside_netd() {
-    lab::test(|| {
-        let scene = Scene::new(CLUSTER);
-        scene.nft(NETD);
-        let node = scene.client("node");
-        let setting = "/proc/sys/net/ipv4/conf/all/src_valid_mark";
-        node.run(|| std::fs::write(setting, "1")).unwrap();
-        for command in NETD_ROUTES {
-            node.exec(&command.split(' ').collect::<Vec<_>>());
-        }
-        // Answers without a masquerade need the route to the gateway, which this network lacks.
-        answers_stay(&scene, |row| {
-            let is_masqueraded = |answer: &String| answer.ends_with("/node");
-            row.client.starts_with("ext") && row.answers.iter().all(is_masqueraded)
-        });
+fn masqueraded_answers_find_their_way_beside_netd<D: Subject>() {
+    let scene = Scene::<D>::serving(CLUSTER);
+    scene.nft(NETD);
+    let node = scene.client("node");
+    let setting = "/proc/sys/net/ipv4/conf/all/src_valid_mark";
+    node.run(|| std::fs::write(setting, "1")).unwrap();
+    for command in NETD_ROUTES {
+        node.exec(&command.split(' ').collect::<Vec<_>>());
+    }
+    // Answers without a masquerade need the route to the gateway, which this network lacks.
+    answers_stay(&scene, |row| {
+        let is_masqueraded = |answer: &String| answer.ends_with("/node");
+        row.client.starts_with("ext") && row.answers.iter().all(is_masqueraded)
     });
 }

@@ -10,7 +10,7 @@ use lab::net::{Host, ask_tcp_within, ask_udp_within};
 use super::host_ports::{has_iptables, nftables_rules};
 use super::load::{PATIENCE, meanwhile};
 use super::plugin::{Iptables, Plugin};
-use super::scene::{Scene, nft};
+use super::scene::{Scene, Subject, nft, with_each_dataplane};
 use super::services::Services;
 
 /// How often our process restarts. A hundred times take 10 s on a lab kernel.
@@ -60,51 +60,50 @@ fn connect(to: SocketAddr, is_over: &AtomicBool, fewest: usize) -> Connections {
     connections
 }
 
-#[test]
-fn restarts_of_ours_and_of_the_plugin_mislead_no_connection() {
-    lab::test(|| {
-        if !has_iptables() {
-            return;
-        }
-        let services = Services::dual();
-        let mut scene = Scene::new(&services);
-        let (cluster, mut restart) = scene.restarting(&services);
-        let plugin = Plugin::new(Iptables::Nft, "");
-        plugin.add(&cluster.node).unwrap();
-        let (rules, delete) = (
-            nftables_rules(),
-            "delete table ip cni_hostport; delete table ip6 cni_hostport;",
-        );
-        nft(&cluster.node, &rules);
-        let clients: [(&Host, &str); 4] = [
-            (&cluster.ext, "198.51.100.2:80"),
-            (&cluster.pod2, "10.96.1.1:80"),
-            (&cluster.pod2, "[fd00:10:96::1]:53"),
-            (&cluster.node, "10.96.1.1:53"),
-        ];
-        let tallies = meanwhile(
-            &clients,
-            |to, is_over| connect(to, is_over, CONNECTIONS / clients.len()),
-            || {
-                thread::scope(|scope| {
-                    scope.spawn(|| {
-                        for _ in 0..RULES_READDED {
-                            nft(&cluster.node, &(delete.to_owned() + &rules));
-                        }
-                        for _ in 0..PLUGIN_READDED {
-                            plugin.delete(&cluster.node).unwrap();
-                            plugin.add(&cluster.node).unwrap();
-                        }
-                    });
-                    (0..RESTARTS).for_each(|_| restart());
+with_each_dataplane!(restarts_of_ours_and_of_the_plugin_mislead_no_connection);
+
+fn restarts_of_ours_and_of_the_plugin_mislead_no_connection<D: Subject>() {
+    if !has_iptables() {
+        return;
+    }
+    let services = Services::dual();
+    let mut scene = Scene::<D>::serving(&services);
+    let (cluster, mut restart) = scene.restarting(&services);
+    let plugin = Plugin::new(Iptables::Nft, "");
+    plugin.add(&cluster.node).unwrap();
+    let (rules, delete) = (
+        nftables_rules(),
+        "delete table ip cni_hostport; delete table ip6 cni_hostport;",
+    );
+    nft(&cluster.node, &rules);
+    let clients: [(&Host, &str); 4] = [
+        (&cluster.ext, "198.51.100.2:80"),
+        (&cluster.pod2, "10.96.1.1:80"),
+        (&cluster.pod2, "[fd00:10:96::1]:53"),
+        (&cluster.node, "10.96.1.1:53"),
+    ];
+    let tallies = meanwhile(
+        &clients,
+        |to, is_over| connect(to, is_over, CONNECTIONS / clients.len()),
+        || {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    for _ in 0..RULES_READDED {
+                        nft(&cluster.node, &(delete.to_owned() + &rules));
+                    }
+                    for _ in 0..PLUGIN_READDED {
+                        plugin.delete(&cluster.node).unwrap();
+                        plugin.add(&cluster.node).unwrap();
+                    }
                 });
-            },
-        );
-        let made = tallies.iter().map(|it| it.made).sum::<usize>();
-        println!("{made} connections");
-        assert!(made >= CONNECTIONS, "{made}");
-        let misled = tallies.iter().flat_map(|it| &it.misled);
-        assert_eq!(misled.collect::<Vec<_>>(), [""; 0]);
-        assert_eq!(cluster.ext.ask_tcp("172.18.0.2:80").backend(), Some("pod3"));
-    });
+                (0..RESTARTS).for_each(|_| restart());
+            });
+        },
+    );
+    let made = tallies.iter().map(|it| it.made).sum::<usize>();
+    println!("{made} connections");
+    assert!(made >= CONNECTIONS, "{made}");
+    let misled = tallies.iter().flat_map(|it| &it.misled);
+    assert_eq!(misled.collect::<Vec<_>>(), [""; 0]);
+    assert_eq!(cluster.ext.ask_tcp("172.18.0.2:80").backend(), Some("pod3"));
 }

@@ -1,16 +1,17 @@
 //! A Pod has host ports that are also ports of Services.
 //!
-//! The rules for host ports match every local destination, and service addresses are local. With our
+//! The rules for host ports match every local destination, and with IPVS service addresses are local. With our
 //! shield, connections to frontends reach the Service, and connections to the node's own addresses reach
-//! the Pod.
+//! the Pod. The dataplane nftables translates connections to frontends before these rules.
 
 use std::path::Path;
 
-use nftables::RulesClient;
-use proxier::testing::filter::TABLE;
+use lab::net::Host;
+
+use proxier::testing::plan::ServiceAddresses;
 
 use super::plugin::{Iptables, Plugin};
-use super::scene::Scene;
+use super::scene::{Scene, Subject, nft, with_each_dataplane};
 use super::services::Services;
 use crate::{at, check};
 
@@ -66,7 +67,7 @@ const DOCKER: [(&str, &str, &str); 2] = [
     ("/usr/sbin/ip6tables-nft", "::1/128", "[fd00:244:1::4]"),
 ];
 
-fn docker(scene: &Scene) {
+fn docker(node: &Host) {
     for (program, loopback, pod) in DOCKER {
         for words in [
             "-N DOCKER".to_owned(),
@@ -77,7 +78,7 @@ fn docker(scene: &Scene) {
         ] {
             let words: Vec<&str> = words.split(' ').collect();
             let command = [&[program, "-t", "nat"][..], &words].concat();
-            scene.client("node").exec(&command);
+            node.exec(&command);
         }
     }
 }
@@ -87,13 +88,11 @@ impl HostPorts {
         Self::Plugin(Plugin::new(iptables, ""))
     }
 
-    fn install(&self, scene: &Scene) {
+    fn install(&self, node: &Host) {
         match self {
-            Self::Plugin(plugin) => plugin.add(scene.client("node")).unwrap(),
-            Self::Nftables => {
-                scene.nft(&nftables_rules());
-            }
-            Self::Docker => docker(scene),
+            Self::Plugin(plugin) => plugin.add(node).unwrap(),
+            Self::Nftables => nft(node, &nftables_rules()),
+            Self::Docker => docker(node),
         }
     }
 }
@@ -114,9 +113,9 @@ const STATUS: &str = "
     }";
 
 /// Returns whether a rule with this comment has counted packets of IPv4, and of IPv6.
-fn has_counted(scene: &Scene, comment: &str) -> [bool; 2] {
+fn has_counted(node: &Host, comment: &str) -> [bool; 2] {
     let list = ["/usr/sbin/nft", "list", "chain", "inet", "status", "count"];
-    let listed = scene.client("node").exec(&list);
+    let listed = node.exec(&list);
     ["ip daddr", "ip6 daddr"].map(|family| {
         let mut rules = listed.lines().filter(|line| line.contains(comment));
         let rule = rules.find(|line| line.contains(family)).unwrap();
@@ -125,7 +124,7 @@ fn has_counted(scene: &Scene, comment: &str) -> [bool; 2] {
 }
 
 /// Asserts that each client reaches Services at frontends, and pod3 at the node's own addresses.
-fn services_and_host_ports_are_reached(scene: &Scene) {
+fn services_and_host_ports_are_reached<D: Subject>(scene: &Scene<D>) {
     let both = ["pod1/client", "podB1/client"];
     let masqueraded = ["pod1/node", "podB1/node"];
     let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
@@ -158,19 +157,23 @@ fn services_and_host_ports_are_reached(scene: &Scene) {
 }
 
 /// Asserts the same with the rules for host ports after ours, and with them before ours.
-fn host_ports_take_no_connection_to_a_frontend(host_ports: &HostPorts) {
-    let mut scene = Scene::new(Services::dual());
+fn host_ports_take_no_connection_to_a_frontend<D: Subject>(host_ports: &HostPorts) {
+    let mut scene = Scene::<D>::serving(Services::dual());
     scene.nft(STATUS);
-    host_ports.install(&scene);
+    host_ports.install(scene.client("node"));
     services_and_host_ports_are_reached(&scene);
-    assert_eq!(has_counted(&scene, "forwarded"), [true; 2]);
-    assert_eq!(has_counted(&scene, "shielded"), [false; 2]);
+    let counted = |scene: &Scene<D>| {
+        let node = scene.client("node");
+        ["forwarded", "shielded"].map(|comment| has_counted(node, comment))
+    };
+    assert_eq!(counted(&scene), [[true; 2], [D::TRANSLATES; 2]]);
 
-    // Without our table, the rules take all connections.
-    RulesClient::open(TABLE).unwrap().delete().unwrap();
+    // Without our table, the rules take all connections to local addresses.
+    scene.delete_table();
+    let are_local = D::FORM != ServiceAddresses::None;
     let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
     for client in ["ext", "pod2", "node"] {
-        for frontend in &cluster_ip {
+        for frontend in cluster_ip.iter().filter(|_| are_local) {
             let answers = scene.ask(client, frontend, 1);
             assert!(
                 answers.iter().all(|it| it.starts_with("pod3/")),
@@ -178,7 +181,9 @@ fn host_ports_take_no_connection_to_a_frontend(host_ports: &HostPorts) {
             );
         }
     }
-    assert_eq!(has_counted(&scene, "shielded"), [true; 2]);
+    if are_local {
+        assert_eq!(counted(&scene)[1], [true; 2]);
+    }
     scene.nft("delete table inet status");
     scene.nft(STATUS);
 
@@ -186,64 +191,59 @@ fn host_ports_take_no_connection_to_a_frontend(host_ports: &HostPorts) {
     scene.restart();
     scene.program(Services::dual());
     services_and_host_ports_are_reached(&scene);
-    assert_eq!(has_counted(&scene, "shielded"), [false; 2]);
+    assert_eq!(counted(&scene)[1], [D::TRANSLATES; 2]);
 }
 
-#[test]
-fn portmap_with_iptables_nft_takes_no_connection_to_a_frontend() {
-    lab::test(|| {
-        if has_iptables() {
-            let plugin = HostPorts::plugin(Iptables::Nft);
-            host_ports_take_no_connection_to_a_frontend(&plugin);
-        }
-    });
+with_each_dataplane!(
+    portmap_with_iptables_nft_takes_no_connection_to_a_frontend,
+    portmap_with_iptables_legacy_takes_no_connection_to_a_frontend,
+    portmap_with_nftables_takes_no_connection_to_a_frontend,
+    docker_takes_no_connection_to_a_frontend,
+    host_ports_of_sctp_take_no_connection_to_a_frontend,
+);
+
+fn portmap_with_iptables_nft_takes_no_connection_to_a_frontend<D: Subject>() {
+    if has_iptables() {
+        let plugin = HostPorts::plugin(Iptables::Nft);
+        host_ports_take_no_connection_to_a_frontend::<D>(&plugin);
+    }
 }
 
-#[test]
-fn portmap_with_iptables_legacy_takes_no_connection_to_a_frontend() {
-    lab::test(|| {
-        if has_iptables() {
-            let plugin = HostPorts::plugin(Iptables::Legacy);
-            host_ports_take_no_connection_to_a_frontend(&plugin);
-        }
-    });
+fn portmap_with_iptables_legacy_takes_no_connection_to_a_frontend<D: Subject>() {
+    if has_iptables() {
+        let plugin = HostPorts::plugin(Iptables::Legacy);
+        host_ports_take_no_connection_to_a_frontend::<D>(&plugin);
+    }
 }
 
-#[test]
-fn portmap_with_nftables_takes_no_connection_to_a_frontend() {
-    lab::test(|| host_ports_take_no_connection_to_a_frontend(&HostPorts::Nftables));
+fn portmap_with_nftables_takes_no_connection_to_a_frontend<D: Subject>() {
+    host_ports_take_no_connection_to_a_frontend::<D>(&HostPorts::Nftables);
 }
 
-#[test]
-fn docker_takes_no_connection_to_a_frontend() {
-    lab::test(|| {
-        if has_iptables() {
-            host_ports_take_no_connection_to_a_frontend(&HostPorts::Docker);
-        }
-    });
+fn docker_takes_no_connection_to_a_frontend<D: Subject>() {
+    if has_iptables() {
+        host_ports_take_no_connection_to_a_frontend::<D>(&HostPorts::Docker);
+    }
 }
 
-#[test]
-fn host_ports_of_sctp_take_no_connection_to_a_frontend() {
-    lab::test(|| {
-        let scene = Scene::new(Services::dual().instead_of_udp("SCTP"));
-        for pod in ["pod1", "pod2", "pod3", "podB1"] {
-            scene.client(pod).serve_sctp(5353);
-        }
-        HostPorts::Nftables.install(&scene);
-        let sctp = |v4: &str, v6: &str| [format!("sctp {v4}:53"), format!("sctp [{v6}]:53")];
-        let cluster_ip = sctp("10.96.1.1", "fd00:10:96::1");
-        check(
-            &scene,
-            "pod2",
-            &cluster_ip,
-            &["pod1/client", "podB1/client"],
-        );
-        check(&scene, "ext", &cluster_ip, &["pod1/node", "podB1/node"]);
-        check(&scene, "node", &cluster_ip, &["pod1/node", "podB1/node"]);
-        let host_ports = sctp("172.18.0.2", "fd00:172:18::2");
-        check(&scene, "ext", &host_ports, &["pod3/client"]);
-    });
+fn host_ports_of_sctp_take_no_connection_to_a_frontend<D: Subject>() {
+    let scene = Scene::<D>::serving(Services::dual().instead_of_udp("SCTP"));
+    for pod in ["pod1", "pod2", "pod3", "podB1"] {
+        scene.client(pod).serve_sctp(5353);
+    }
+    HostPorts::Nftables.install(scene.client("node"));
+    let sctp = |v4: &str, v6: &str| [format!("sctp {v4}:53"), format!("sctp [{v6}]:53")];
+    let cluster_ip = sctp("10.96.1.1", "fd00:10:96::1");
+    check(
+        &scene,
+        "pod2",
+        &cluster_ip,
+        &["pod1/client", "podB1/client"],
+    );
+    check(&scene, "ext", &cluster_ip, &["pod1/node", "podB1/node"]);
+    check(&scene, "node", &cluster_ip, &["pod1/node", "podB1/node"]);
+    let host_ports = sctp("172.18.0.2", "fd00:172:18::2");
+    check(&scene, "ext", &host_ports, &["pod3/client"]);
 }
 
 /// Returns whether the kernel has iptables. Kernels of `lab kernel --no-iptables` lack it, and run only the

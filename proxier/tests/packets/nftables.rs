@@ -8,18 +8,15 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 
-use lab::net::{Cluster, Host, ask_udp_within};
+use lab::net::{Host, ask_udp_within};
 use nftables::RulesClient;
 use proxier::testing::clock;
 use proxier::testing::dataplane::nftables::{Nftables, TABLE};
-use proxier::testing::filter::FilterConfig;
 use proxier::testing::model::TrafficPolicy;
-use proxier::testing::plan::{PlanConfig, ServiceAddresses};
-use proxier::testing::sync::Proxier;
 
 use super::load::{PATIENCE, Tally, meanwhile, newcomer, newcomer_over_tcp};
 use super::observed::{self, Row};
-use super::scene::{Clients, cluster_networks, network, program};
+use super::scene::{Scene, program};
 use super::services::{Endpoint, POD_B1, POD1, POD2, Services};
 use crate::{CLUSTER, KUBE_PROXY, at, check_dual, check_in};
 
@@ -29,40 +26,9 @@ mod rounds;
 const CHANGES: usize = 200;
 
 /// The network, and our proxy on its node `node-a`.
-struct Maps {
-    cluster: Cluster,
-    proxier: Proxier<Nftables>,
-}
+type Maps = Scene<Nftables>;
 
 impl Maps {
-    /// Returns the network with the Services of `manifests`.
-    fn new(manifests: impl Display) -> Self {
-        let cluster = network();
-        // No service address is local, so a process of the node needs a route.
-        for (version, via, source) in [
-            ("-4", "203.0.113.9", "172.18.0.2"),
-            ("-6", "2001:db8:113::9", "fd00:172:18::2"),
-        ] {
-            let route = ["ip", version, "route", "add", "default", "via", via];
-            cluster.node.exec(&[&route[..], &["src", source]].concat());
-        }
-        let mut proxier = start();
-        program(&mut proxier, manifests);
-        Self { cluster, proxier }
-    }
-
-    fn clients(&self) -> Clients<'_> {
-        // Endpoints are drawn at random: of two, one is missed in 6 requests with probability 1/32.
-        let rounds = 12;
-        let cluster = &self.cluster;
-        Clients { cluster, rounds }
-    }
-
-    /// Programs the Services of `manifests` and no others.
-    fn program(&mut self, manifests: impl Display) {
-        program(&mut self.proxier, manifests);
-    }
-
     /// Makes a round `later` than now.
     fn round(&mut self, later: Duration) {
         let applied = self.proxier.sync(clock::since_boot() + later).unwrap();
@@ -71,25 +37,10 @@ impl Maps {
     }
 
     /// Replaces our proxy by a new process, which has the Services of `manifests`.
-    fn restart(&mut self, manifests: impl Display) {
-        self.proxier = start();
-        program(&mut self.proxier, manifests);
+    fn replace(&mut self, manifests: impl Display) {
+        self.restart();
+        self.program(manifests);
     }
-}
-
-fn start() -> Proxier<Nftables> {
-    let config = PlanConfig {
-        node_name: "node-a".into(),
-        service_addresses: ServiceAddresses::None,
-        // The default of `--drain-timeout`.
-        drain: Duration::from_secs(3_600),
-        ..PlanConfig::default()
-    };
-    let rules = FilterConfig {
-        local_mode: cluster_networks(),
-        ..FilterConfig::default()
-    };
-    Proxier::of(Nftables::open(rules, &[]).unwrap(), config)
 }
 
 /// Returns the generation of the packet filter, which each transaction changes.
@@ -139,7 +90,7 @@ fn expected() -> Vec<Row> {
 #[test]
 fn each_client_gets_the_same_answers_as_with_kube_proxy_except_for_the_departures() {
     lab::test(|| {
-        let maps = Maps::new(CLUSTER);
+        let maps = Maps::serving(CLUSTER);
         let differences = observed::differences(&expected(), maps.clients());
         assert!(differences.is_empty(), "{}", differences.join("\n"));
     });
@@ -165,13 +116,13 @@ fn kube_proxys_nftables_mode_gives_the_same_answers_except_for_the_departures() 
 
 #[test]
 fn each_client_reaches_each_service_over_tcp_and_udp_in_both_families() {
-    lab::test(|| check_dual(Maps::new(Services::dual()).clients(), "unreachable"));
+    lab::test(|| check_dual(Maps::serving(Services::dual()).clients(), "unreachable"));
 }
 
 #[test]
 fn sctp_is_translated_as_tcp() {
     lab::test(|| {
-        let maps = Maps::new(Services::dual().instead_of_udp("SCTP"));
+        let maps = Maps::serving(Services::dual().instead_of_udp("SCTP"));
         maps.cluster.pod1.serve_sctp(5353);
         maps.cluster.pod_b1.serve_sctp(5353);
         let frontends = ["sctp 10.96.1.1:53", "sctp [fd00:10:96::1]:53"].map(String::from);
@@ -190,7 +141,7 @@ fn affinity_ends_where_policy_local_forbids_the_endpoint() {
                 web.external_policy = policy;
             })
         };
-        let mut maps = Maps::new(services(TrafficPolicy::Cluster));
+        let mut maps = Maps::serving(services(TrafficPolicy::Cluster));
         let frontends = [
             at("198.51.100.1", "2001:db8:51::1", 80, 53),
             at("198.51.100.2", "2001:db8:51::2", 80, 53),
@@ -214,7 +165,7 @@ fn affinity_ends_where_policy_local_forbids_the_endpoint() {
             maps.program(services(TrafficPolicy::Cluster));
             all(&maps, "ext");
             if restarts {
-                maps.restart(services(TrafficPolicy::Local));
+                maps.replace(services(TrafficPolicy::Local));
             } else {
                 maps.program(services(TrafficPolicy::Local));
             }
@@ -241,8 +192,10 @@ fn affinity_forgets_an_endpoint_that_never_answers() {
                 *web = web.clone().endpoints(endpoints);
             })
         };
-        let mut maps = Maps::new(services(&[SILENT]));
-        let Maps { cluster, proxier } = &mut maps;
+        let mut maps = Maps::serving(services(&[SILENT]));
+        let Maps {
+            cluster, proxier, ..
+        } = &mut maps;
         let pod = &cluster.pod3;
         thread::scope(|scope| {
             let tries = scope.spawn(|| {
@@ -268,7 +221,7 @@ fn a_client_with_affinity_stays_at_its_endpoint() {
                 *web = web.clone().endpoints(endpoints);
             })
         };
-        let mut maps = Maps::new(services(&[POD1, POD_B1]));
+        let mut maps = Maps::serving(services(&[POD1, POD_B1]));
         let frontends = at("10.96.1.1", "fd00:10:96::1", 80, 53);
         let clients = ["pod3", "ext", "node"];
         let ask = |maps: &Maps| {
@@ -289,7 +242,7 @@ fn a_client_with_affinity_stays_at_its_endpoint() {
         // Neither more endpoints nor another process moves a client.
         maps.program(services(&[POD1, POD2, POD_B1]));
         assert_eq!(ask(&maps), first);
-        maps.restart(services(&[POD1, POD2, POD_B1]));
+        maps.replace(services(&[POD1, POD2, POD_B1]));
         assert_eq!(ask(&maps), first);
         // A removed endpoint loses its clients, and no others.
         maps.program(services(&[POD2, POD_B1]));
@@ -314,7 +267,7 @@ const DRAWS: usize = 120;
 #[test]
 fn schedulers_share_connections_by_weight_and_by_client() {
     lab::test(|| {
-        let mut maps = Maps::new(Services::dual());
+        let mut maps = Maps::serving(Services::dual());
         let weights_of_three = "10.244.2.2:3, [fd00:244:2::2]:3, *:1";
         for (scheduler, flags, weights, shares) in [
             ("rr", "", "*:1", &[HALF][..]),
@@ -354,7 +307,7 @@ fn schedulers_share_connections_by_weight_and_by_client() {
 #[test]
 fn services_with_as_many_endpoints_do_not_take_turns_together() {
     lab::test(|| {
-        let maps = Maps::new(Services::dual());
+        let maps = Maps::serving(Services::dual());
         let two = ["10.96.1.1:53", "10.96.2.1:53"];
         let answers = draws(&maps.cluster.pod3, &two, DRAWS / 2);
         let pairs: BTreeSet<Vec<String>> = answers.into_iter().collect();
@@ -376,8 +329,10 @@ fn draws(client: &Host, frontends: &[&str], times: usize) -> Vec<Vec<String>> {
 #[test]
 fn clients_notice_no_change_of_endpoints() {
     lab::test(|| {
-        let mut maps = Maps::new(Services::dual());
-        let Maps { cluster, proxier } = &mut maps;
+        let mut maps = Maps::serving(Services::dual());
+        let Maps {
+            cluster, proxier, ..
+        } = &mut maps;
         let clients = [
             (&cluster.pod3, "10.96.1.1:53"),
             (&cluster.pod2, "[fd00:10:96::1]:53"),

@@ -15,7 +15,7 @@ use proxier::testing::plan::ServiceAddresses;
 use super::host_ports::has_iptables;
 use super::local::fill_map;
 use super::plugin::Iptables;
-use super::scene::Scene;
+use super::scene::{Scene, Subject, with_each_dataplane};
 use super::services::{POD1, Services};
 use crate::at;
 
@@ -206,7 +206,7 @@ fn is_answered(host: &Host, frontend: &str) -> bool {
 }
 
 /// Returns the number of answered requests of each way; ways without any are missing.
-fn answered(scene: &Scene) -> BTreeMap<String, usize> {
+fn answered<D: Subject>(scene: &Scene<D>) -> BTreeMap<String, usize> {
     let answered = std::thread::scope(|scope| {
         let ask = |(client, frontend): (&'static str, String)| {
             let host = scene.client(client);
@@ -235,8 +235,8 @@ fn permitted(policy: Policy) -> BTreeMap<String, usize> {
         .collect()
 }
 
-fn scene(form: ServiceAddresses) -> Scene {
-    let scene = Scene::with(services(), form, |_| {});
+fn scene<D: Subject>(form: ServiceAddresses) -> Scene<D> {
+    let scene = Scene::configured(services(), form, |_| {});
     // Two flows of a client to one endpoint, one of them through a frontend, must not have the same port.
     for client in ["ext", "pod3"] {
         let file = "/proc/sys/net/ipv4/ip_local_port_range";
@@ -260,32 +260,33 @@ fn services() -> Services {
     })
 }
 
-#[test]
-fn a_policy_of_calico_with_iptables_legacy_holds_for_every_frontend_of_a_service() {
-    a_policy_holds(Iptables::Legacy);
+with_each_dataplane!(
+    a_policy_of_calico_with_iptables_legacy_holds_for_every_frontend_of_a_service,
+    a_policy_of_calico_with_iptables_nft_holds_for_every_frontend_of_a_service,
+);
+
+fn a_policy_of_calico_with_iptables_legacy_holds_for_every_frontend_of_a_service<D: Subject>() {
+    a_policy_holds::<D>(Iptables::Legacy);
 }
 
-#[test]
-fn a_policy_of_calico_with_iptables_nft_holds_for_every_frontend_of_a_service() {
-    a_policy_holds(Iptables::Nft);
+fn a_policy_of_calico_with_iptables_nft_holds_for_every_frontend_of_a_service<D: Subject>() {
+    a_policy_holds::<D>(Iptables::Nft);
 }
 
-fn a_policy_holds(iptables: Iptables) {
-    lab::test(|| {
-        if !has_iptables() {
-            return;
-        }
-        let mut scene = scene(ServiceAddresses::Routes);
-        for policy in [Policy::AllowAll, Policy::DenyAll, Policy::AllowPod3] {
-            let node = scene.client("node");
-            Felix { node, iptables }.start(policy);
-            assert_eq!(answered(&scene), permitted(policy), "{policy:?}");
-            // Felix continues while our process is replaced.
-            scene.restart();
-            scene.program(services());
-            assert_eq!(answered(&scene), permitted(policy), "{policy:?}, restarted");
-        }
-    });
+fn a_policy_holds<D: Subject>(iptables: Iptables) {
+    if !has_iptables() {
+        return;
+    }
+    let mut scene = scene::<D>(D::FORM);
+    for policy in [Policy::AllowAll, Policy::DenyAll, Policy::AllowPod3] {
+        let node = scene.client("node");
+        Felix { node, iptables }.start(policy);
+        assert_eq!(answered(&scene), permitted(policy), "{policy:?}");
+        // Felix continues while our process is replaced.
+        scene.restart();
+        scene.program(services());
+        assert_eq!(answered(&scene), permitted(policy), "{policy:?}, restarted");
+    }
 }
 
 /// A Pod can fill the map of saved marks. Felix' mark says that a policy applies, so packets must keep it.
@@ -296,7 +297,7 @@ fn a_policy_of_calico_holds_at_frontends_with_policy_local_while_the_map_of_mark
             return;
         }
         let services = services().edit("web", |web| web.external_policy = TrafficPolicy::Local);
-        let mut scene = scene(ServiceAddresses::Routes);
+        let mut scene: Scene = scene(ServiceAddresses::Routes);
         scene.program(services);
         fill_map(&scene);
         for policy in [Policy::AllowAll, Policy::DenyAll, Policy::AllowPod3] {
@@ -315,7 +316,7 @@ fn without_the_device_a_policy_of_calico_is_bypassed() {
         if !has_iptables() {
             return;
         }
-        let scene = scene(ServiceAddresses::Loopback);
+        let scene: Scene = scene(ServiceAddresses::Loopback);
         let (node, iptables) = (scene.client("node"), Iptables::Legacy);
         Felix { node, iptables }.start(Policy::DenyAll);
         let mut open = permitted(Policy::AllowAll);

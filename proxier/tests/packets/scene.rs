@@ -4,30 +4,121 @@ use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::thread;
-use std::time::Duration;
 
+use ::nftables::RulesClient;
 use lab::net::{Answer, Cluster, Host};
 use proxier::testing::dataplane::Dataplane;
 use proxier::testing::dataplane::ipvs::Ipvs;
 use proxier::testing::dataplane::linux::Linux;
-use proxier::testing::filter::{FilterConfig, LocalMode};
+use proxier::testing::dataplane::nftables::{self, Nftables};
+use proxier::testing::filter::{self, FilterConfig, LocalMode};
 use proxier::testing::ledger::LedgerFile;
 use proxier::testing::manifests;
 use proxier::testing::model::{Cidr, Family, Protocol};
-use proxier::testing::plan::{self, ServiceAddresses};
+use proxier::testing::plan::{PlanConfig, ServiceAddresses};
 use proxier::testing::sync::Proxier;
 use proxier::testing::sysctl::{self, KernelVersion, Roots};
 use proxier::testing::{clock, conntrack};
 use tempfile::TempDir;
 
-/// The network, and our proxy on its node `node-a`.
-pub(crate) struct Scene {
+/// The network, and our proxy on its node `node-a`, by default with IPVS.
+pub(crate) struct Scene<D = Ipvs<Linux>> {
     pub(crate) cluster: Cluster,
-    pub(crate) proxier: Proxier<Ipvs<Linux>>,
+    pub(crate) proxier: Proxier<D>,
     form: ServiceAddresses,
     packets: FilterConfig,
     state: TempDir,
 }
+
+/// A dataplane of the kernel that a scene's proxy has.
+pub(crate) trait Subject: Dataplane + Sized {
+    /// Its table of packet rules.
+    const TABLE: &str;
+    /// Its default form of service addresses.
+    const FORM: ServiceAddresses;
+    /// Whether it translates connections to frontends. IPVS does without the kernel's destination NAT.
+    const TRANSLATES: bool;
+    /// How often requests are repeated at most until all endpoints have answered.
+    const ROUNDS: usize;
+
+    /// Gives the node what a machine has that runs this dataplane.
+    fn prepare(node: &Host);
+
+    /// Returns a new process.
+    fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Proxier<Self>;
+}
+
+impl Subject for Ipvs<Linux> {
+    const TABLE: &str = filter::TABLE;
+    const FORM: ServiceAddresses = ServiceAddresses::Routes;
+    const TRANSLATES: bool = false;
+    // The scheduler takes turns, so a few requests reach all endpoints.
+    const ROUNDS: usize = 1;
+
+    fn prepare(_: &Host) {
+        let settings = sysctl::desired_settings(
+            &sysctl::SysctlConfig::default(),
+            Some(KernelVersion(6, 1)),
+            1,
+        );
+        let report = Roots::default().apply(&settings);
+        assert_eq!(report.warnings(), Vec::<String>::new());
+    }
+
+    fn start(form: ServiceAddresses, packets: &FilterConfig, state: &TempDir) -> Proxier<Self> {
+        let file = LedgerFile::new(state.path().join("state"));
+        Proxier::new(Linux::open(form).unwrap(), plan(form), file)
+            .unwrap()
+            .filtering(packets.clone())
+    }
+}
+
+impl Subject for Nftables {
+    const TABLE: &str = nftables::TABLE;
+    const FORM: ServiceAddresses = ServiceAddresses::None;
+    const TRANSLATES: bool = true;
+    // Endpoints are drawn at random: of two, one is missed in 6 requests with probability 1/32.
+    const ROUNDS: usize = 12;
+
+    fn prepare(node: &Host) {
+        // No service address is local, so a process of the node needs a route.
+        for (version, via, source) in [
+            ("-4", "203.0.113.9", "172.18.0.2"),
+            ("-6", "2001:db8:113::9", "fd00:172:18::2"),
+        ] {
+            let route = ["ip", version, "route", "add", "default", "via", via];
+            node.exec(&[&route[..], &["src", source]].concat());
+        }
+    }
+
+    fn start(form: ServiceAddresses, packets: &FilterConfig, _: &TempDir) -> Proxier<Self> {
+        Proxier::of(Nftables::open(packets.clone(), &[]).unwrap(), plan(form))
+    }
+}
+
+/// Makes each function a test with each dataplane, its type parameter.
+macro_rules! with_each_dataplane {
+    ($($name:ident),+ $(,)?) => {
+        mod with_ipvs {
+            use proxier::testing::dataplane::{ipvs::Ipvs, linux::Linux};
+
+            $(#[test]
+            fn $name() {
+                lab::test(|| super::$name::<Ipvs<Linux>>());
+            })+
+        }
+
+        mod with_nftables {
+            use proxier::testing::dataplane::nftables::Nftables;
+
+            $(#[test]
+            fn $name() {
+                lab::test(|| super::$name::<Nftables>());
+            })+
+        }
+    };
+}
+pub(crate) use with_each_dataplane;
 
 /// The distinct answers to a number of requests: `pod1/client`, `refused`, `timeout`.
 ///
@@ -60,13 +151,29 @@ pub(crate) fn cluster_networks() -> LocalMode {
 }
 
 impl Scene {
-    /// Returns the network with the Services of `manifests`. Clients with a Pod's address are inside.
+    /// Returns the network with the Services of `manifests`, which IPVS serves. Clients with a Pod's address are inside.
     pub(crate) fn new(manifests: impl Display) -> Self {
-        Self::with(manifests, ServiceAddresses::Routes, |_| {})
+        Self::serving(manifests)
     }
 
     /// As [`new`](Self::new), with another configuration.
     pub(crate) fn with(
+        manifests: impl Display,
+        form: ServiceAddresses,
+        configure: impl FnOnce(&mut FilterConfig),
+    ) -> Self {
+        Self::configured(manifests, form, configure)
+    }
+}
+
+impl<D: Subject> Scene<D> {
+    /// Returns the network with the Services of `manifests`. Clients with a Pod's address are inside.
+    pub(crate) fn serving(manifests: impl Display) -> Self {
+        Self::configured(manifests, D::FORM, |_| {})
+    }
+
+    /// As [`serving`](Self::serving), with another configuration.
+    pub(crate) fn configured(
         manifests: impl Display,
         form: ServiceAddresses,
         configure: impl FnOnce(&mut FilterConfig),
@@ -78,15 +185,9 @@ impl Scene {
         };
         configure(&mut packets);
         let state = tempfile::tempdir().unwrap();
-        let settings = sysctl::desired_settings(
-            &sysctl::SysctlConfig::default(),
-            Some(KernelVersion(6, 1)),
-            1,
-        );
-        let report = Roots::default().apply(&settings);
-        assert_eq!(report.warnings(), Vec::<String>::new());
+        D::prepare(&cluster.node);
         let mut scene = Self {
-            proxier: start(form, &packets, &state),
+            proxier: D::start(form, &packets, &state),
             cluster,
             form,
             packets,
@@ -96,9 +197,9 @@ impl Scene {
         scene
     }
 
-    /// Replaces our proxy by a new process that reads the kernel and the ledger.
+    /// Replaces our proxy by a new process that reads what the earlier one left.
     pub(crate) fn restart(&mut self) {
-        self.proxier = start(self.form, &self.packets, &self.state);
+        self.proxier = D::start(self.form, &self.packets, &self.state);
     }
 
     /// Returns the network, and a function that restarts our proxy and programs `manifests`.
@@ -112,7 +213,7 @@ impl Scene {
         } = self;
         let manifests = manifests.to_string();
         let restart = move || {
-            *proxier = start(*form, packets, state);
+            *proxier = D::start(*form, packets, state);
             program(proxier, &manifests);
         };
         (cluster, restart)
@@ -123,15 +224,19 @@ impl Scene {
         program(&mut self.proxier, manifests);
     }
 
+    /// Deletes our table.
+    pub(crate) fn delete_table(&self) {
+        RulesClient::open(D::TABLE).unwrap().delete().unwrap();
+    }
+
     /// Runs the nft `commands` on the node.
     pub(crate) fn nft(&self, commands: &str) {
         nft(&self.cluster.node, commands);
     }
 
-    /// Returns the clients of the network. The scheduler takes turns, so a few requests reach all endpoints.
+    /// Returns the clients of the network.
     pub(crate) fn clients(&self) -> Clients<'_> {
-        let rounds = 1;
-        let cluster = &self.cluster;
+        let (cluster, rounds) = (&self.cluster, D::ROUNDS);
         Clients { cluster, rounds }
     }
 
@@ -240,22 +345,12 @@ fn ask(host: &Host, client: &str, frontend: &str, times: usize) -> Answers {
     answers
 }
 
-pub(crate) fn start(
-    form: ServiceAddresses,
-    packets: &FilterConfig,
-    state: &TempDir,
-) -> Proxier<Ipvs<Linux>> {
-    let config = plan::PlanConfig {
+fn plan(form: ServiceAddresses) -> PlanConfig {
+    PlanConfig {
         node_name: "node-a".into(),
         service_addresses: form,
-        // The default of `--drain-timeout`.
-        drain: Duration::from_secs(3_600),
-        ..plan::PlanConfig::default()
-    };
-    let file = LedgerFile::new(state.path().join("state"));
-    Proxier::new(Linux::open(form).unwrap(), config, file)
-        .unwrap()
-        .filtering(packets.clone())
+        ..PlanConfig::default()
+    }
 }
 
 /// Gives `proxier` the Services of `manifests` and no others.

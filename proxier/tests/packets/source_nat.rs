@@ -3,10 +3,8 @@
 use std::net::SocketAddr;
 
 use lab::net::Answer;
-use nftables::RulesClient;
-use proxier::testing::filter::TABLE;
 
-use super::scene::Scene;
+use super::scene::{Scene, Subject, with_each_dataplane};
 use super::services::Services;
 use crate::{at, check};
 
@@ -26,7 +24,7 @@ const FIRST_PORT: u16 = 32_768;
 
 /// Asserts that servers see the masqueraded connections of an outside client with the node's address on
 /// the way to the endpoint and a port of our range.
-fn source_is_ours(scene: &Scene) {
+fn source_is_ours<D: Subject>(scene: &Scene<D>) {
     let ext = scene.client("ext");
     for to in [
         at("10.96.1.1", "fd00:10:96::1", 80, 53),
@@ -55,19 +53,18 @@ fn source_is_ours(scene: &Scene) {
     }
 }
 
-#[test]
-fn the_source_of_masqueraded_connections_is_ours_before_and_after_other_programs() {
-    lab::test(|| {
-        let mut scene = Scene::new(Services::dual());
-        scene.nft(OTHERS);
-        source_is_ours(&scene);
-        // Now our chains are registered last.
-        RulesClient::open(TABLE).unwrap().delete().unwrap();
-        scene.restart();
-        scene.program(Services::dual());
-        source_is_ours(&scene);
-        // The other program's rules apply where ours do not: the client keeps its address at policy Local.
-        let local = at("198.51.100.4", "2001:db8:51::4", 80, 53);
-        check(&scene, "ext", &local, &["pod2/node"]);
-    });
+with_each_dataplane!(the_source_of_masqueraded_connections_is_ours_before_and_after_other_programs,);
+
+fn the_source_of_masqueraded_connections_is_ours_before_and_after_other_programs<D: Subject>() {
+    let mut scene = Scene::<D>::serving(Services::dual());
+    scene.nft(OTHERS);
+    source_is_ours(&scene);
+    // Now our chains are registered last.
+    scene.delete_table();
+    scene.restart();
+    scene.program(Services::dual());
+    source_is_ours(&scene);
+    // The other program's rules apply where ours do not: the client keeps its address at policy Local.
+    let local = at("198.51.100.4", "2001:db8:51::4", 80, 53);
+    check(&scene, "ext", &local, &["pod2/node"]);
 }

@@ -6,12 +6,14 @@ use ::nftables::RulesClient;
 use lab::net::{Answer, Cluster, Connection, UdpClient};
 use proxier::testing::clock;
 use proxier::testing::dataplane::Dataplane as _;
+use proxier::testing::dataplane::ipvs::Ipvs;
+use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::dataplane::nftables::TABLE;
 use proxier::testing::filter::{self, FilterConfig};
 use proxier::testing::model::Protocol;
 use proxier::testing::plan::ServiceAddresses;
 
-use super::super::scene::{self, flows, nft};
+use super::super::scene::{self, Subject as _, flows, nft};
 use super::super::services::{Endpoint, POD_B1, POD1, POD2, Port, Services};
 use super::{Maps, generation};
 use crate::check_dual;
@@ -67,7 +69,7 @@ fn listing() -> String {
 #[test]
 fn what_other_programs_change_is_repaired_and_connections_continue() {
     lab::test(|| {
-        let mut maps = Maps::new(Services::dual());
+        let mut maps = Maps::serving(Services::dual());
         let mut open = Open::all(&maps);
         let before = listing();
         for sabotage in [
@@ -106,19 +108,19 @@ fn a_restart_writes_nothing() {
                 *web = web.clone().endpoints(endpoints);
             })
         };
-        let mut maps = Maps::new(services(&[POD1, POD2, POD_B1]));
+        let mut maps = Maps::serving(services(&[POD1, POD2, POD_B1]));
         // Now the order of the slots is not that of the addresses.
         maps.program(services(&[POD2, POD_B1]));
         maps.program(services(&[POD1, POD2, POD_B1]));
         // The chains of two endpoints are deleted.
         maps.proxier.resync(clock::since_boot()).unwrap();
         let before = generation();
-        maps.restart(services(&[POD1, POD2, POD_B1]));
+        maps.replace(services(&[POD1, POD2, POD_B1]));
         assert_eq!(generation(), before);
         maps.round(Duration::ZERO);
         assert_eq!(generation(), before);
         // One endpoint left while no process ran.
-        maps.restart(services(&[POD1, POD_B1]));
+        maps.replace(services(&[POD1, POD_B1]));
         assert_eq!(generation(), before + 1);
     });
 }
@@ -140,7 +142,7 @@ fn connections_to_a_removed_endpoint_end_at_the_deadline() {
             Endpoint::new(v4, v6, "node-b")
         });
         let all: Vec<Endpoint> = idle.chain([POD1, POD_B1]).collect();
-        let mut maps = Maps::new(services(&all));
+        let mut maps = Maps::serving(services(&all));
         let mut open = Open::all(&maps);
         maps.program(services(&[POD2]));
         let is_of_web = |place: usize| place < 6;
@@ -177,10 +179,10 @@ fn a_new_process_ends_the_connections_of_endpoints_that_left_before() {
                 *web = web.clone().endpoints(endpoints);
             })
         };
-        let mut maps = Maps::new(services(&[POD1, POD_B1]));
+        let mut maps = Maps::serving(services(&[POD1, POD_B1]));
         let mut open = Open::all(&maps);
         maps.program(services(&[POD2]));
-        maps.restart(services(&[POD2]));
+        maps.replace(services(&[POD2]));
         open.iter_mut().for_each(Open::check);
         maps.round(Duration::from_secs(70));
         let (of_web, of_local) = open.split_at_mut(6);
@@ -194,7 +196,7 @@ fn a_new_process_ends_the_connections_of_endpoints_that_left_before() {
 #[test]
 fn an_edit_drains_and_a_deletion_does_not() {
     lab::test(|| {
-        let mut maps = Maps::new(Services::dual());
+        let mut maps = Maps::serving(Services::dual());
         let mut open = Open::all(&maps);
         let moved = Services::dual().edit("web", |web| {
             web.ports[0] = Port::http("http", 81);
@@ -228,7 +230,7 @@ fn udp_clients_leave_a_removed_endpoint_at_once() {
         let services = |endpoints: &[_]| {
             Services::dual().edit("web", |web| *web = web.clone().endpoints(endpoints))
         };
-        let mut maps = Maps::new(Services::dual());
+        let mut maps = Maps::serving(Services::dual());
         let to = [
             ("pod3", "10.96.1.1:53"),
             ("pod3", "[fd00:10:96::1]:53"),
@@ -261,8 +263,8 @@ fn udp_clients_leave_a_removed_endpoint_at_once() {
 #[test]
 fn the_rules_beside_ipvs_take_no_connection() {
     lab::test(|| {
-        let maps = Maps::new(Services::dual());
-        let mut ipvs = scene::start(
+        let maps = Maps::serving(Services::dual());
+        let mut ipvs = <Ipvs<Linux>>::start(
             ServiceAddresses::Loopback,
             &FilterConfig {
                 local_mode: scene::cluster_networks(),
@@ -285,7 +287,7 @@ fn the_rules_beside_ipvs_take_no_connection() {
 #[test]
 fn no_service_address_is_local() {
     lab::test(|| {
-        let maps = Maps::new(Services::dual());
+        let maps = Maps::serving(Services::dual());
         let node = &maps.cluster.node;
         let local = ["-4", "-6"]
             .map(|version| node.exec(&["ip", version, "route", "show", "table", "local"]));
