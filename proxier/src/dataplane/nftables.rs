@@ -50,7 +50,6 @@ use crate::plan::{Capabilities, Changed, FrontendPlan, Machine, Scope};
 mod affinity;
 mod chains;
 mod changes;
-mod clients;
 mod departures;
 mod drains;
 mod names;

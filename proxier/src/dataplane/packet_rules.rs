@@ -6,7 +6,6 @@ use ::nftables::{Match, NewMark, Relation, Rule, Selector, Statement, Verdict};
 
 use super::ipvs::filter::MarkBit;
 use crate::cluster::model::{Cidr, Family, Networks};
-use crate::plan::frontend::Frontend;
 
 mod part;
 mod view;
@@ -16,12 +15,41 @@ pub(super) use view::PlanView;
 
 pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// The devices of Pods that common network plugins make, by the beginning of their names: Calico, Amazon, Azure,
-/// Cilium, Google, plugins of the CNI project (a device of each Pod, or a bridge of the node), kubenet.
-///
-/// Not `weave`, a bridge of all nodes.
-pub(super) const POD_DEVICES: [&str; 8] =
-    ["cali", "eni", "azv", "lxc", "gke", "veth", "cni", "cbr0"];
+/// Makes the names of two sets from the name that they have in common.
+macro_rules! per_family {
+    ($name:literal) => {
+        crate::dataplane::packet_rules::PerFamily::new(concat!($name, "-4"), concat!($name, "-6"))
+    };
+}
+pub(super) use per_family;
+
+mod clients;
+mod guard;
+mod masquerade;
+
+pub(super) use clients::{LocalClients, return_for};
+pub(super) use guard::{Guarding, guarding, key_of, ranges};
+pub(super) use masquerade::{SOURCE_NAT, cluster_ip, postrouting};
+
+/// The addresses that belong to Services only. With IPVS they are local.
+pub(super) const SERVICE_ADDRESSES: PerFamily = per_family!("service-addresses");
+/// The service addresses with endpoints, which answer pings.
+pub(super) const PINGABLE: PerFamily = per_family!("pingable");
+/// Each endpoint on this node, as a pair of equal source and destination addresses.
+pub(super) const HAIRPIN: PerFamily = per_family!("hairpin");
+/// The health-check node ports.
+pub(super) const HEALTH_CHECK_PORTS: &str = "health-check-ports";
+
+/// Decides about masquerading for connections to cluster IPs.
+pub(super) const CLUSTER_IP: &str = "cluster-ip";
+/// Decides about masquerading for connections to external frontends with policy Local.
+pub(super) const LOCAL_ONLY: &str = "local-only";
+/// Sets the masquerade bit.
+pub(super) const MASQUERADE: &str = "mark-masquerade";
+/// Rejects connections.
+pub(super) const REFUSE: &str = "refuse";
+/// Drops connections from outside the cluster.
+pub(super) const NOT_HERE: &str = "not-here";
 
 /// The names of two sets with the same purpose, one per family.
 #[derive(Clone, Copy)]
@@ -41,22 +69,6 @@ impl PerFamily {
             Family::V6 => self.v6,
         }
     }
-}
-
-/// Makes the names of two sets from the name that they have in common.
-macro_rules! per_family {
-    ($name:literal) => {
-        crate::dataplane::packet_rules::PerFamily::new(concat!($name, "-4"), concat!($name, "-6"))
-    };
-}
-pub(super) use per_family;
-
-/// Returns the name of the chain that admits only certain sources to `frontend`.
-pub(super) fn ranges(frontend: &Frontend) -> Arc<str> {
-    // Names may not contain colons.
-    let address = frontend.address.to_string().replace(':', "_");
-    let protocol = frontend.protocol.to_string().to_lowercase();
-    format!("ranges-{protocol}-{address}-{}", frontend.port).into()
 }
 
 /// Sets a bit of the mark, except on packets from loopback addresses, which stay on this node.
@@ -137,4 +149,12 @@ pub(super) fn jump(chain: &str) -> Statement {
 
 pub(super) fn rule<const N: usize>(statements: [Statement; N]) -> Rule {
     Rule::new(statements)
+}
+
+/// Masquerades connections of this node whose source is a service address.
+///
+/// The node of the endpoint may have the same service address, so it would keep the answers for itself.
+pub(super) fn from_service_address(family: Family) -> Rule {
+    let from = within([Selector::Source(family)], SERVICE_ADDRESSES.of(family));
+    rule([from, goto(MASQUERADE)])
 }

@@ -47,7 +47,7 @@
 use crate::cluster::model::Node;
 use crate::cluster::problem::Problem;
 use crate::dataplane::ipvs::{MarkChanges, Wanted};
-use crate::dataplane::packet_rules::{Changes, Part, Parts};
+use crate::dataplane::packet_rules::{Changes, HAIRPIN, HEALTH_CHECK_PORTS, Part, Parts};
 use crate::plan::Changed;
 use crate::plan::frontend::Frontend;
 use nftables::{Command, Set, Table, Value, hash};
@@ -69,8 +69,6 @@ pub use config::{FilterConfig, LocalMode, MarkBit};
 pub(crate) use config::{NodeFacts, unknown_pods};
 
 use guards::Guards;
-use names::{HAIRPIN, HEALTH_CHECK_PORTS};
-pub(crate) use nat::masquerade_ports;
 use view::{Subjects, View, has_rules};
 
 /// The name of the table of family `inet`, and of its companion of family `arp`.

@@ -1,16 +1,15 @@
 //! The chains and sets that do not depend on any Service.
 
 use nftables::{
-    Chain, Hook, KeyType, Match, Reject, Relation, Rule, Selector, Set, SetKind, Statement, Table,
+    Chain, Hook, KeyType, Match, Reject, Rule, Selector, Set, SetKind, Statement, Table,
 };
 
-use super::clients::Clients;
 use super::names::*;
 use super::parts;
 use super::pick::{PREPARED, Pick};
 use super::slots::Draw;
-use crate::cluster::model::{Cidr, Family, Protocol};
-use crate::dataplane::ipvs::filter::{FilterConfig, LocalMode, NodeFacts, masquerade_ports};
+use crate::cluster::model::{Family, Protocol};
+use crate::dataplane::ipvs::filter::{FilterConfig, NodeFacts};
 use crate::dataplane::packet_rules::*;
 
 /// After connection tracking (-200), and before destination NAT.
@@ -20,8 +19,6 @@ const BEFORE_NAT: i32 = -110;
 const NAT: i32 = -102;
 /// After the kernel's destination NAT (-100), at which the NAT chains of all programs run.
 const AFTER_NAT: i32 = -99;
-/// Before other programs' source NAT (100).
-const SOURCE_NAT: Hook = Hook::NatPostrouting(99);
 /// After source NAT, where masquerading needs the bit.
 const LEAVING: Hook = Hook::Postrouting(300);
 /// After other programs' filters, for packets to processes of this node.
@@ -33,7 +30,7 @@ const MOST_LEARNED: u32 = 262_144;
 /// Returns the table of a node without Services.
 pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
     let mut table = sets();
-    let clients = Clients::on(config, node);
+    let clients = LocalClients::on(config, node);
     let on_new = |chain| [rule([Match::New.into(), goto(chain)])];
     // A later packet of a connection without an answer is new, too. It would teach an endpoint that was forgotten, and
     // what IPVS of an earlier process serves would be refused.
@@ -64,12 +61,16 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
         Chain::at("after-output", Hook::Output(AFTER_NAT), on_first(AFTER)),
         Chain::new(AFTER, after()),
         Chain::new(TRANSLATED, translated()),
-        Chain::at("postrouting", SOURCE_NAT, postrouting(config)),
+        Chain::at(
+            "postrouting",
+            SOURCE_NAT,
+            postrouting(config, Some(Match::Translated)),
+        ),
         Chain::at("leaving", LEAVING, [clear_bit(config.masquerade_bit)]),
         Chain::at("arriving", ARRIVING, [clear_bit(config.masquerade_bit)]),
         Chain::new(CLUSTER_IP, cluster_ip(config, node)),
-        Chain::new(LOCAL_ONLY, clients.local_only()),
-        Chain::new(INSIDE_ELSEWHERE, clients.elsewhere()),
+        Chain::new(LOCAL_ONLY, local_only(&clients)),
+        Chain::new(INSIDE_ELSEWHERE, clients.elsewhere.clone()),
         Chain::new(NOT_HERE, clients.not_here()),
         Chain::new(MASQUERADE, set_bit(config.masquerade_bit)),
         Chain::new(REFUSE, refuse()),
@@ -150,64 +151,15 @@ fn translated() -> Vec<Rule> {
     sticky.into()
 }
 
-fn postrouting(config: &FilterConfig) -> Vec<Rule> {
-    let has_ports = || Match::Protocol([Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into());
-    let masquerade = || Statement::Masquerade {
-        ports: masquerade_ports(&config.node_ports),
-    };
-    let marked = Match::HasMark(config.masquerade_bit.mark());
-    let mut rules = vec![rule([marked.into(), has_ports().into(), masquerade()])];
-    for family in FAMILIES {
-        // An endpoint that reaches itself would answer itself directly, because its own address is the source.
-        let pair = [Selector::Source(family), Selector::Destination(family)];
-        let hairpin = within(pair, HAIRPIN.of(family));
-        let is_translated = Match::Translated.into();
-        rules.push(rule([
-            is_translated,
-            hairpin,
-            has_ports().into(),
-            masquerade(),
-        ]));
-    }
-    rules
-}
-
-/// Masquerades connections to cluster IPs from outside the cluster.
+/// Masquerades connections to external frontends with policy Local from this node itself and from Pods of other
+/// nodes, because the answer of an endpoint on a third node would not return through this one.
 ///
-/// Without masquerading, the answers would not return through this node. Connections of the node itself are
-/// masqueraded too, unless `--detect-local-mode` matches them.
-fn cluster_ip(config: &FilterConfig, node: &NodeFacts) -> Vec<Rule> {
-    if config.masquerade_all {
-        return vec![rule([goto(MASQUERADE)])];
-    }
-    let outside = |outside: Match| rule([outside.into(), goto(MASQUERADE)]);
-    let networks: &[Cidr] = match &config.local_mode {
-        LocalMode::ClusterCidr(networks) => networks,
-        LocalMode::NodeCidr => &node.pod_cidrs,
-        LocalMode::BridgeInterface(name) => {
-            return vec![outside(Match::InputInterface(
-                Relation::IsNot,
-                name.clone(),
-            ))];
-        }
-        LocalMode::InterfaceNamePrefix(prefix) => {
-            let devices = Match::InputInterfacePrefix(Relation::IsNot, prefix.clone());
-            return vec![outside(devices)];
-        }
-    };
-    let mut rules = Vec::new();
-    for family in FAMILIES {
-        rules.push(match networks_of(family, networks) {
-            Some(inside) => outside(Match::Source(Relation::IsNot, inside)),
-            // Without networks, inside and outside look the same. Only a service address as the source is certainly
-            // this node, and the endpoint's node may have the same one.
-            None => {
-                let from = within([Selector::Source(family)], SERVICE_ADDRESSES.of(family));
-                rule([from, goto(MASQUERADE)])
-            }
-        });
-    }
-    rules
+/// Clients outside keep their addresses.
+fn local_only(clients: &LocalClients) -> Vec<Rule> {
+    let own = rule([Match::SourceIsLocal.into(), goto(MASQUERADE)]);
+    let pods = clients.perhaps_elsewhere();
+    let pods = pods.map(|client| rule([client.clone().into(), goto(INSIDE_ELSEWHERE)]));
+    [own].into_iter().chain(pods).collect()
 }
 
 /// Rejects connections as the kernel answers at a port without a listener, so that clients do not wait.

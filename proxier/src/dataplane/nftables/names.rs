@@ -11,22 +11,14 @@ pub(super) const ENDPOINTS: PerFamily = per_family!("endpoints");
 /// The frontends that reject some or all clients, with the chain that does so.
 pub(super) const GUARDED: PerFamily = per_family!("guarded");
 /// The frontends for clients outside the cluster, with the chain that decides about masquerading. At other frontends,
-/// [`CLUSTER_IP`] does.
+/// another chain does.
 pub(super) const EXTERNAL_FRONTENDS: PerFamily = per_family!("external");
 /// The frontends with session affinity, with the chain that learns the client's endpoint.
 pub(super) const STICKY: PerFamily = per_family!("sticky");
 /// The endpoint of each client of a frontend with session affinity. Packets add them.
 pub(super) const AFFINITY: PerFamily = per_family!("affinity");
-/// The addresses that belong to Services only.
-pub(super) const SERVICE_ADDRESSES: PerFamily = per_family!("service-addresses");
 /// The cluster IPs. At other service addresses, unlisted ports are those of the machine that has the address.
 pub(super) const CLUSTER_IPS: PerFamily = per_family!("cluster-ips");
-/// The service addresses with endpoints, which answer pings.
-pub(super) const PINGABLE: PerFamily = per_family!("pingable");
-/// Each endpoint on this node, as a pair of equal source and destination addresses.
-pub(super) const HAIRPIN: PerFamily = per_family!("hairpin");
-/// The health-check node ports.
-pub(super) const HEALTH_CHECK_PORTS: &str = "health-check-ports";
 
 /// Decides about new connections before NAT.
 pub(super) const NEW: &str = "new";
@@ -36,18 +28,8 @@ pub(super) const DISPATCH: &str = "dispatch";
 pub(super) const AFTER: &str = "after";
 /// Learns the endpoints of clients with session affinity.
 pub(super) const TRANSLATED: &str = "translated";
-/// Decides about masquerading for connections to cluster IPs.
-pub(super) const CLUSTER_IP: &str = "cluster-ip";
-/// Decides about masquerading for connections to external frontends with policy Local.
-pub(super) const LOCAL_ONLY: &str = "local-only";
 /// Masquerades connections from inside the cluster, unless their client is on this node.
 pub(super) const INSIDE_ELSEWHERE: &str = "inside-elsewhere";
-/// Sets the masquerade bit.
-pub(super) const MASQUERADE: &str = "mark-masquerade";
-/// Rejects connections.
-pub(super) const REFUSE: &str = "refuse";
-/// Drops connections from outside the cluster.
-pub(super) const NOT_HERE: &str = "not-here";
 
 /// The beginning of the name of a chain that learns.
 const LEARN: &str = "learn-";

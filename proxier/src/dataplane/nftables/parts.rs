@@ -1,16 +1,18 @@
 //! The parts of the table that belong to one frontend or address, as a function of the plan.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use nftables::{Chain, Key, KeyType, Match, Relation, Rule, Set, SetKind, Value, Verdict};
+use nftables::{KeyType, Set, SetKind, Verdict};
 
-use super::names::*;
+use super::names::{CLUSTER_IPS, ENDPOINTS, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, STICKY, learn};
 use super::order::Served;
 use super::pick::Route;
 use super::slots;
-use crate::cluster::model::{Family, Networks, TrafficPolicy};
-use crate::dataplane::packet_rules::{Part, PerFamily, PlanView, ranges, rule};
+use crate::cluster::model::{Family, TrafficPolicy};
+use crate::dataplane::packet_rules::{
+    LOCAL_ONLY, MASQUERADE, PINGABLE, Part, PerFamily, PlanView, SERVICE_ADDRESSES, guarding,
+    key_of,
+};
 use crate::plan::frontend::Frontend;
 use crate::plan::{Access, Availability, FrontendPlan, Scope};
 
@@ -51,7 +53,7 @@ pub(super) fn of_frontend(
     let mut add_to = |map: PerFamily, verdict| {
         add(Part::entry(
             map.of(frontend.family()),
-            key(frontend),
+            key_of(frontend),
             verdict,
         ));
     };
@@ -68,58 +70,13 @@ pub(super) fn of_frontend(
         (_, TrafficPolicy::Cluster) => add_to(EXTERNAL_FRONTENDS, Verdict::Goto(MASQUERADE.into())),
         (_, TrafficPolicy::Local) => add_to(EXTERNAL_FRONTENDS, Verdict::Goto(LOCAL_ONLY.into())),
     }
-    let (chain, guard) = guard(frontend, access, route.is_some(), node_addresses);
-    // The verdict is a jump and not a goto, because the packets of admitted clients return to the rules that decide about
-    // masquerading.
-    if let Some(guard) = guard {
-        add_to(GUARDED, Verdict::Jump(guard));
+    if let Some(guarding) = guarding(frontend, access, route.is_some(), node_addresses) {
+        add_to(GUARDED, guarding.verdict);
+        guarding
+            .chain
+            .into_iter()
+            .for_each(|it| add(Part::Chain(it)));
     }
-    if let Some(chain) = chain {
-        add(Part::Chain(chain));
-    }
-}
-
-/// Returns the chain of the source ranges of a frontend, if it has some, and the name of the chain that rejects clients, if
-/// some or all are rejected.
-fn guard(
-    frontend: &Frontend,
-    access: &Access,
-    is_served: bool,
-    node_addresses: &[IpAddr],
-) -> (Option<Chain>, Option<Arc<str>>) {
-    let rejecting = match (access.scope, access.endpoints) {
-        (_, Availability::Usable) if is_served => None,
-        // A client outside may reach another node by a load balancer, so its packets are dropped and not refused.
-        // For a client inside, no other node serves the cluster IP.
-        (Scope::External | Scope::NodePort, Availability::RemoteOnly) => Some(NOT_HERE),
-        _ => Some(REFUSE),
-    };
-    let Some(allowed) = &access.source_ranges else {
-        return (None, rejecting.map(Arc::from));
-    };
-    let pass = match rejecting {
-        Some(chain) => Verdict::Goto(chain.into()),
-        None => Verdict::Return,
-    };
-    let mut sources = vec![allowed.clone()];
-    // If service addresses are on a device, the node's own connections to a frontend have the frontend's
-    // address as their source. If the ranges admit the node's address, these connections are admitted too.
-    if node_addresses.iter().any(|&it| allowed.contains(it)) {
-        sources.push(Networks::new(frontend.family(), [frontend.address.into()]));
-    }
-    sources.retain(|networks| !networks.is_empty());
-    let admit = |networks| {
-        let from = Match::Source(Relation::Is, networks);
-        rule([from.into(), pass.clone().into()])
-    };
-    let drop_others = rule([Verdict::Drop.into()]);
-    let rules: Vec<Rule> = sources
-        .into_iter()
-        .map(admit)
-        .chain([drop_others])
-        .collect();
-    let name = ranges(frontend);
-    (Some(Chain::new(name.clone(), rules)), Some(name))
 }
 
 /// Calls `add` with the memberships of a service address.
@@ -143,13 +100,4 @@ pub(super) fn of_address(address: IpAddr, view: PlanView<'_>, add: &mut dyn FnMu
             add(Part::member(set.of(address.into()), [address.into()]));
         }
     }
-}
-
-/// Returns the key of `frontend` in maps.
-fn key(frontend: &Frontend) -> Key {
-    Key::new([
-        frontend.address.into(),
-        Value::Protocol(frontend.protocol),
-        Value::Port(frontend.port),
-    ])
 }

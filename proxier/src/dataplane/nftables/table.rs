@@ -10,15 +10,15 @@ use std::sync::Arc;
 use nftables::{Chain, Command, Match, Set, Table, Value};
 
 use super::chains;
-use super::clients::Clients;
-use super::names::{HAIRPIN, HEALTH_CHECK_PORTS};
 use super::order::{Order, Served};
 use super::parts;
 use super::pick::Route;
 use super::slots::Present;
 use crate::cluster::model::Node;
 use crate::dataplane::ipvs::filter::{FilterConfig, NodeFacts};
-use crate::dataplane::packet_rules::{Changes, Part, Parts, PlanView};
+use crate::dataplane::packet_rules::{
+    Changes, HAIRPIN, HEALTH_CHECK_PORTS, LocalClients, Part, Parts, PlanView,
+};
 use crate::plan::frontend::Frontend;
 use crate::plan::{Changed, Desired, FrontendPlan};
 
@@ -79,7 +79,7 @@ impl ServiceTable {
         let node = NodeFacts::of(node);
         Self {
             config: config.clone(),
-            inside: Clients::on(config, &node).inside(),
+            inside: LocalClients::on(config, &node).inside(),
             node,
             orders: BTreeMap::new(),
             shared: BTreeMap::new(),
@@ -118,7 +118,7 @@ impl ServiceTable {
     /// Follows a change of our Node, on which any rule may depend.
     pub fn move_to(&mut self, desired: &Desired, node: Option<&Node>) {
         self.node = NodeFacts::of(node);
-        self.inside = Clients::on(&self.config, &self.node).inside();
+        self.inside = LocalClients::on(&self.config, &self.node).inside();
         self.shared.clear();
         let routes = in_table(desired);
         let routes = routes.filter_map(|(it, plan)| parts::route(plan, &Served::of(it, plan)));

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 
 use super::Filter;
-use super::names::{ARP_ADDRESSES, PINGABLE, SERVICE_ADDRESSES};
+use super::names::ARP_ADDRESSES;
 use super::view::{Admission, View};
-use crate::dataplane::packet_rules::Part;
+use crate::dataplane::packet_rules::{PINGABLE, Part, SERVICE_ADDRESSES};
 use crate::plan::{Availability, Scope};
 
 impl Filter {

@@ -1,22 +1,21 @@
 //! The elements and chains that admit clients to one frontend.
 
-use std::net::IpAddr;
-use std::sync::Arc;
-
 use super::Filter;
 use super::config::NodeFacts;
 use super::guards::Guard;
 use super::inside::firewall_mark;
 use super::names::{
     EXTERNAL, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, INSIDE, INSIDE_HERE, INSIDE_MARKS,
-    LOCAL_ONLY, NODE_PORTS, NOT_HERE, REFUSE, inside,
+    NODE_PORTS, inside,
 };
 use super::view::{Admission, View};
-use crate::cluster::model::{Networks, TrafficPolicy};
-use crate::dataplane::packet_rules::{Part, PerFamily, ranges};
+use crate::cluster::model::TrafficPolicy;
+use crate::dataplane::packet_rules::{
+    Guarding, LOCAL_ONLY, Part, PerFamily, REFUSE, guarding, key_of, ranges,
+};
 use crate::plan::frontend::Frontend;
-use crate::plan::{Access, Availability, Scope, SelectedEndpoint};
-use nftables::{Chain, Element, Key, Match, Relation, Rule, Value, Verdict};
+use crate::plan::{Access, Scope, SelectedEndpoint};
+use nftables::{Chain, Element, Rule, Value, Verdict};
 
 impl Filter {
     /// Adds the parts of `frontend`, and those of its mark.
@@ -35,7 +34,7 @@ impl Filter {
             return;
         };
         let mut add_own = |set: PerFamily, verdict| {
-            let key = key(frontend);
+            let key = key_of(frontend);
             let set = set.of(frontend.family());
             add(Part::Element(set, Element { key, verdict }));
         };
@@ -66,33 +65,10 @@ impl Filter {
 }
 
 /// Returns the guard that rejects clients; `None` if all clients may use the frontend.
-///
-/// Its verdict is a jump and not a goto, because the packets of admitted clients return to the rules that decide
-/// about masquerading.
 pub(super) fn guard(frontend: &Frontend, access: &Access, node: &NodeFacts) -> Option<Guard> {
-    let rejecting = match (access.scope, access.endpoints) {
-        (_, Availability::Usable) => None,
-        // A client outside may reach another node by a load balancer, so its packets are dropped and not
-        // refused. For a client inside, no other node serves the cluster IP.
-        (Scope::Internal, Availability::RemoteOnly) | (_, Availability::None) => Some(REFUSE),
-        (_, Availability::RemoteOnly) => Some(NOT_HERE),
-    };
-    let jump = |chain| {
-        let map = GUARDED.of(frontend.family());
-        Part::entry(map, key(frontend), Verdict::Jump(chain))
-    };
-    let parts = match &access.source_ranges {
-        None => vec![jump(rejecting?.into())],
-        Some(allowed) => {
-            let pass = match rejecting {
-                Some(chain) => Verdict::Goto(chain.into()),
-                None => Verdict::Return,
-            };
-            let sources = sources(frontend, allowed, &node.addresses);
-            let chain = ranges_chain(ranges(frontend), sources, &pass);
-            vec![jump(chain.name.clone()), Part::Chain(chain)]
-        }
-    };
+    let Guarding { verdict, chain } = guarding(frontend, access, true, &node.addresses)?;
+    let jump = Part::entry(GUARDED.of(frontend.family()), key_of(frontend), verdict);
+    let parts = [jump].into_iter().chain(chain.map(Part::Chain)).collect();
     let hides = access.scope == Scope::External;
     Some(Guard { parts, hides })
 }
@@ -105,46 +81,11 @@ pub(super) fn refusing(frontend: &Frontend) -> Guard {
     let name = ranges(frontend);
     let refuse = Verdict::Goto(REFUSE.into());
     let map = GUARDED.of(frontend.family());
-    let jump = Part::entry(map, key(frontend), Verdict::Jump(name.clone()));
+    let jump = Part::entry(map, key_of(frontend), Verdict::Jump(name.clone()));
     let chain = Chain::new(name, [Rule::new([refuse.into()])]);
     Guard {
         parts: vec![jump, Part::Chain(chain)],
         // It is unknown whether the frontend was external.
         hides: true,
     }
-}
-
-/// Returns the networks of the clients that `allowed` admits to `frontend`.
-fn sources(frontend: &Frontend, allowed: &Networks, node_addresses: &[IpAddr]) -> Vec<Networks> {
-    let mut sources = vec![allowed.clone()];
-    // If service addresses are on a device, the node's own connections to a frontend have the frontend's
-    // address as their source. If the ranges admit the node's address, these connections are admitted too.
-    if (node_addresses.iter()).any(|&address| allowed.contains(address)) {
-        sources.push(Networks::new(frontend.family(), [frontend.address.into()]));
-    }
-    sources
-}
-
-/// Returns the key of `frontend` in sets and maps.
-fn key(frontend: &Frontend) -> Key {
-    Key::new([
-        frontend.address.into(),
-        Value::Protocol(frontend.protocol),
-        Value::Port(frontend.port),
-    ])
-}
-
-/// Returns a chain that applies `pass` to packets from `sources` and drops all others.
-///
-/// Each frontend with source ranges has its own chain. So a change of its ranges replaces only rules, which
-/// is atomic, and not the map element, which would be missing for microseconds.
-fn ranges_chain(name: Arc<str>, sources: Vec<Networks>, pass: &Verdict) -> Chain {
-    let sources = sources.into_iter().filter(|networks| !networks.is_empty());
-    let admit = |networks| {
-        let from = Match::Source(Relation::Is, networks);
-        Rule::new([from.into(), pass.clone().into()])
-    };
-    let drop_others = Rule::new([Verdict::Drop.into()]);
-    let rules: Vec<Rule> = sources.map(admit).chain([drop_others]).collect();
-    Chain::new(name, rules)
 }

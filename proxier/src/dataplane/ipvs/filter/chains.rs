@@ -4,16 +4,15 @@
 //! kernel refuses a verdict map in both.
 
 use super::arp;
-use super::config::{FilterConfig, LocalMode, NodeFacts};
+use super::config::{FilterConfig, NodeFacts};
 use super::input_accept;
 use super::inside::{self, with_inside_mark};
 use super::names::*;
 use super::nat;
-use crate::cluster::model::{Cidr, Family, Protocol};
+use crate::cluster::model::{Family, Protocol};
 use crate::dataplane::packet_rules::*;
 use nftables::{
-    Chain, Hook, KeyType, Match, Reject, Relation, Rule, Selector, Set, SetKind, Statement, Table,
-    Verdict,
+    Chain, Hook, KeyType, Match, Reject, Rule, Selector, Set, SetKind, Statement, Table, Verdict,
 };
 
 /// Before `BEFORE_IPVS_INPUT`, which sets firewall marks.
@@ -122,46 +121,6 @@ fn new_input(config: &FilterConfig) -> Vec<Rule> {
         rules.push(rule([to, goto(REFUSE)]));
     }
     rules
-}
-
-/// Masquerades connections to cluster IPs from outside the cluster.
-///
-/// Without masquerading, the answers would not return through this node. Connections of the node itself are
-/// masqueraded too, unless `--detect-local-mode` matches them.
-fn cluster_ip(config: &FilterConfig, node: &NodeFacts) -> Vec<Rule> {
-    if config.masquerade_all {
-        return vec![rule([goto(MASQUERADE)])];
-    }
-    let outside = |outside: Match| vec![rule([outside.into(), goto(MASQUERADE)])];
-    let networks: &[Cidr] = match &config.local_mode {
-        LocalMode::ClusterCidr(networks) => networks,
-        LocalMode::NodeCidr => &node.pod_cidrs,
-        LocalMode::BridgeInterface(name) => {
-            return outside(Match::InputInterface(Relation::IsNot, name.clone()));
-        }
-        LocalMode::InterfaceNamePrefix(prefix) => {
-            return outside(Match::InputInterfacePrefix(Relation::IsNot, prefix.clone()));
-        }
-    };
-    FAMILIES
-        .map(|family| match networks_of(family, networks) {
-            Some(inside) => {
-                let outside = Match::Source(Relation::IsNot, inside);
-                rule([outside.into(), goto(MASQUERADE)])
-            }
-            // Without networks, inside and outside look the same. Only a service address as
-            // the source is certainly this node.
-            None => from_service_address(family),
-        })
-        .into()
-}
-
-/// Masquerades connections of this node whose source is a service address.
-///
-/// The node of the endpoint has the same service address, so it would keep the answers for itself.
-pub(super) fn from_service_address(family: Family) -> Rule {
-    let from = within([Selector::Source(family)], SERVICE_ADDRESSES.of(family));
-    rule([from, goto(MASQUERADE)])
 }
 
 /// Rejects new connections. Established connections pass, because their destination may be draining.

@@ -16,9 +16,9 @@
 
 use super::chains::{BEFORE_INSIDE_INPUT, is_frontend, ping, to_health_check};
 use super::config::{FilterConfig, MarkBit};
-use super::names::{CLEAR_PASSING, MARK_PASSING, NODE_PORTS, SERVICE_ADDRESSES};
+use super::names::{CLEAR_PASSING, MARK_PASSING, NODE_PORTS};
 use crate::dataplane::packet_rules::{
-    FAMILIES, addressed_to, clear_bit, frontend_key, rule, within,
+    FAMILIES, SERVICE_ADDRESSES, addressed_to, clear_bit, frontend_key, rule, within,
 };
 use nftables::{Chain, Hook, Match, NewMark, Rule, Statement};
 

@@ -12,14 +12,11 @@
 
 use std::time::Duration;
 
-use super::chains::from_service_address;
-use super::config::{FilterConfig, LocalMode, NodeFacts};
+use super::config::{FilterConfig, NodeFacts};
 use super::names::*;
-use crate::cluster::model::Cidr;
 use crate::dataplane::packet_rules::*;
 use nftables::{
-    Chain, Hook, KeyType, Match, NewMark, Relation, Rule, Selector, Set, SetKind, Statement,
-    Verdict,
+    Chain, Hook, KeyType, Match, NewMark, Rule, Selector, Set, SetKind, Statement, Verdict,
 };
 
 /// Before IPVS (98 and 99, `net/netfilter/ipvs/ip_vs_core.c`), and after filters (0).
@@ -37,12 +34,6 @@ const AFTER_IPVS_OUTPUT: Hook = Hook::Output(-300);
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of connections whose earlier marks are kept.
 const MAX_MARKS: u32 = 65_536;
-
-/// Devices that lead to other machines, by the beginning of their names: links, and the tunnels of network plugins.
-///
-/// A plugin may give Pods of other nodes addresses in our Node's podCIDRs: Calico, and Cilium with pools of its own,
-/// ignore these.
-const LINKS: &str = "eth en bond wl ib vlan tunl vxlan wireguard wg flannel cilium geneve gre";
 
 /// Returns the map of earlier marks.
 pub(super) fn marks_before() -> Set {
@@ -63,95 +54,38 @@ pub(super) fn chains(config: &FilterConfig, node: &NodeFacts) -> [Chain; 11] {
         Chain::at("inside-output", BEFORE_IPVS_OUTPUT, before_ipvs()),
         Chain::at("restore-output", AFTER_IPVS_OUTPUT, to_endpoint_chain),
         Chain::at("restore-delivered", DELIVERED_OUTPUT, delivered),
-        Chain::new(LOCAL_ONLY, clients.local_only()),
-        Chain::new(NOT_HERE, clients.not_here()),
+        Chain::new(LOCAL_ONLY, local_only(&clients)),
+        Chain::new(NOT_HERE, not_here(&clients)),
         Chain::new(INSIDE_CHAIN, inside_marks()),
-        Chain::new(INSIDE_CLIENTS, clients.pass()),
+        Chain::new(INSIDE_CLIENTS, pass(&clients)),
         Chain::new(TO_ENDPOINT, to_endpoint()),
         Chain::new(TO_ENDPOINT_HERE, to_endpoint_here(config)),
         Chain::new(RESTORE, restore()),
     ]
 }
 
-/// Rules about the clients of frontends with policy Local.
-struct LocalClients {
-    /// Return for clients inside the cluster, on whatever node.
-    inside: Vec<Rule>,
-    /// Return for those of them that are on this node: answers to them pass this node. Masquerade others.
-    here: Vec<Rule>,
+/// Masquerades connections from clients inside the cluster on other nodes, because the answer of an
+/// endpoint on a third node would not return through this one. [`to_endpoint_here`] revokes it.
+fn local_only(clients: &LocalClients) -> Vec<Rule> {
+    // Clients outside keep their address. [`to_endpoint`] decides about processes of this node.
+    let inside = rule([jump(INSIDE_CLIENTS)]);
+    let mut rules = vec![inside, return_for(Match::SourceIsLocal)];
+    rules.extend(clients.elsewhere.iter().cloned());
+    rules
 }
 
-impl LocalClients {
-    fn on(config: &FilterConfig, node: &NodeFacts) -> Self {
-        let of_device = |prefix: &str| Match::InputInterfacePrefix(Relation::Is, prefix.into());
-        let masquerade = |from: Match| rule([from.into(), goto(MASQUERADE)]);
-        let pod_networks = from_networks(&node.pod_cidrs);
-        let mut inside = pod_networks.clone();
-        let mut here = Vec::new();
-        let networks: Option<&[Cidr]> = match &config.local_mode {
-            LocalMode::ClusterCidr(networks) => Some(networks),
-            LocalMode::NodeCidr => Some(&[]),
-            // The operator has named the devices of this node's Pods.
-            LocalMode::BridgeInterface(name) => {
-                inside.push(Match::InputInterface(Relation::Is, name.clone()));
-                None
-            }
-            LocalMode::InterfaceNamePrefix(prefix) => {
-                inside.push(of_device(prefix));
-                None
-            }
-        };
-        if let Some(networks) = networks {
-            let of_pods = POD_DEVICES.map(of_device);
-            // If the networks are known, the name of a device makes no other address inside.
-            match networks.is_empty() {
-                true => inside.extend(of_pods.clone()),
-                false => inside.extend(from_networks(networks)),
-            }
-            here.extend(of_pods.map(return_for));
-            here.extend(LINKS.split(' ').map(of_device).map(masquerade));
-            here.extend(pod_networks.into_iter().map(return_for));
-            here.push(rule([goto(MASQUERADE)]));
-        }
-        // Processes of this node are inside in every mode.
-        inside.push(Match::SourceIsLocal);
-        Self {
-            inside: inside.into_iter().map(return_for).collect(),
-            here,
-        }
-    }
-
-    /// Masquerades connections from clients inside the cluster on other nodes, because the answer of an
-    /// endpoint on a third node would not return through this one. [`to_endpoint_here`] revokes it.
-    fn local_only(&self) -> Vec<Rule> {
-        // Clients outside keep their address. [`to_endpoint`] decides about processes of this node.
-        let inside = rule([jump(INSIDE_CLIENTS)]);
-        let mut rules = vec![inside, return_for(Match::SourceIsLocal)];
-        rules.extend(self.here.iter().cloned());
-        rules
-    }
-
-    /// Returns for clients inside the cluster. Ends the hook's chain for others, so that their packets get no mark.
-    fn pass(&self) -> Vec<Rule> {
-        let mut rules = self.inside.clone();
-        rules.push(rule([Verdict::Accept.into()]));
-        rules
-    }
-
-    /// Drops new connections from outside the cluster.
-    ///
-    /// A rejection would end the client's attempt. After a drop, the client repeats its SYN, and a load
-    /// balancer that has just removed this node sends the SYN to another node.
-    fn not_here(&self) -> Vec<Rule> {
-        let mut rules = vec![return_for(Match::Established)];
-        rules.extend(self.inside.iter().cloned());
-        rules.push(rule([Verdict::Drop.into()]));
-        rules
-    }
+/// Returns for clients inside the cluster. Ends the hook's chain for others, so that their packets get no mark.
+fn pass(clients: &LocalClients) -> Vec<Rule> {
+    let mut rules = clients.return_for_inside();
+    rules.push(rule([Verdict::Accept.into()]));
+    rules
 }
 
-fn return_for(condition: Match) -> Rule {
-    rule([condition.into(), Verdict::Return.into()])
+/// Drops new connections from outside the cluster.
+fn not_here(clients: &LocalClients) -> Vec<Rule> {
+    let mut rules = vec![return_for(Match::Established)];
+    rules.extend(clients.not_here());
+    rules
 }
 
 /// Returns the rules before IPVS looks for a virtual server.

@@ -18,16 +18,8 @@ pub(super) const GUARDED: PerFamily = per_family!("guarded");
 /// The frontends whose clients inside the cluster reach other endpoints than clients outside, with the chain
 /// that sets the inside mark.
 pub(super) const INSIDE: PerFamily = per_family!("inside");
-/// The addresses that are local for Services only.
-pub(super) const SERVICE_ADDRESSES: PerFamily = per_family!("service-addresses");
-/// The service addresses that answer pings.
-pub(super) const PINGABLE: PerFamily = per_family!("pingable");
 /// The node ports, with `--input-drop=accept` only.
 pub(super) const NODE_PORTS: PerFamily = per_family!("node-ports");
-/// Each endpoint on this node, as a pair of equal source and destination addresses.
-pub(super) const HAIRPIN: PerFamily = per_family!("hairpin");
-/// The health-check node ports.
-pub(super) const HEALTH_CHECK_PORTS: &str = "health-check-ports";
 /// Each firewall mark of [`INSIDE`] with the address of each of its endpoints on this node.
 ///
 /// By mark, because the authors of a Service choose which addresses count as endpoints of this node, and must not
@@ -42,20 +34,10 @@ pub(super) const MARKS_BEFORE: &str = "marks-before";
 pub(super) const NEW_INPUT: &str = "new-input";
 /// Decides about new connections of this node.
 pub(super) const NEW_OUTPUT: &str = "new-output";
-/// Decides about masquerading for connections to cluster IPs.
-pub(super) const CLUSTER_IP: &str = "cluster-ip";
 /// Masquerades connections to external frontends with policy Cluster.
 pub(super) const EXTERNAL: &str = "external";
-/// Decides about masquerading for connections to external frontends with policy Local.
-pub(super) const LOCAL_ONLY: &str = "local-only";
-/// Sets the masquerade bit.
-pub(super) const MASQUERADE: &str = "mark-masquerade";
-/// Rejects new connections.
-pub(super) const REFUSE: &str = "refuse";
 /// Rejects packets to service addresses that IPVS left to processes of this node.
 pub(super) const UNSERVED: &str = "unserved";
-/// Drops new connections from outside the cluster.
-pub(super) const NOT_HERE: &str = "not-here";
 /// Finds the chain that sets the firewall mark of packets to the frontends in [`INSIDE`].
 pub(super) const INSIDE_CHAIN: &str = "inside";
 /// Returns for clients inside the cluster, and leaves packets of others as they are.
