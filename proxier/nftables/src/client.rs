@@ -14,8 +14,9 @@ use crate::set::Set;
 use crate::sys::*;
 use crate::table::Table;
 
-/// The number of times that a transaction is sent if other programs' transactions come first.
-const TRIES: u32 = 32;
+/// The number of times that a transaction names the generation on which it is based. If other programs' transactions
+/// came first each time, it is sent without: a large one, which takes long to encode, might never be the first.
+const TRIES: u32 = 3;
 
 /// The most commands of a transaction that creates a part of a table: its message has less than a megabyte. The kernel needs
 /// a copy of it in one piece, and several times as much for what it has not committed.
@@ -34,7 +35,7 @@ pub struct RulesClient {
     table: Box<str>,
     /// The generation after our last transaction. Reading it before each transaction would double the
     /// system calls. If another program's transaction came between, the kernel refuses ours
-    /// (`ERESTART`).
+    /// (`ERESTART`), which is sent again.
     generation: Option<u32>,
 }
 
@@ -59,12 +60,6 @@ pub enum TransactionError {
          CONFIG_NF_TABLES)"
     )]
     NoNfTables,
-    /// Another program's transaction came before ours, each time.
-    #[error("other programs changed the packet filter during each of {tries} tries")]
-    Overtaken {
-        /// The number of tries.
-        tries: u32,
-    },
     /// The socket failed, or the kernel's answer is malformed.
     #[error(transparent)]
     Netlink(#[from] Error),
@@ -87,7 +82,6 @@ impl TransactionError {
                 Errno::NOMEM | Errno::NOBUFS | Errno::INTR | Errno::AGAIN
             ),
             Self::NoNfTables => false,
-            Self::Overtaken { .. } => true,
             Self::Netlink(error) => error.is_transient(),
         }
     }
@@ -99,7 +93,6 @@ impl TransactionError {
                 matches!(refusal.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT)
             }
             Self::NoNfTables => true,
-            Self::Overtaken { .. } => false,
             Self::Netlink(error) => error.is_unsupported(),
         }
     }
@@ -136,8 +129,8 @@ impl RulesClient {
     /// Returns the generation in which the table is as we last wrote it.
     ///
     /// That is the generation after our last transaction, or the one that [`RulesClient::restore`] read if
-    /// nothing differed. `None` before the first transaction, after a failure, and if another program's
-    /// transaction came before ours.
+    /// nothing differed. `None` before the first transaction, after a failure, and if other programs'
+    /// transactions came before ours.
     pub fn generation(&self) -> Option<u32> {
         self.generation
     }
@@ -334,26 +327,26 @@ impl RulesClient {
         commands: impl Fn() -> I,
     ) -> Result<(), TransactionError> {
         let mut grouping = Grouping::ManyElements;
-        let mut is_overtaken = false;
-        for _ in 0..TRIES {
+        let mut overtaken = 0;
+        loop {
             let generation = match self.generation.take() {
-                Some(expected) => expected,
-                None => self.base_generation()?,
+                None if overtaken < TRIES => Some(self.base_generation()?),
+                expected => expected,
             };
             let mut encoded = transaction(&self.table, base, commands(), generation, grouping)?;
             let Some((index, answer)) = self.send(&mut encoded)? else {
                 // A commit adds 1 to the generation, and skips 0 (`nf_tables_commit`).
-                let committed = generation.checked_add(1).unwrap_or(1);
+                let committed = generation.map(|it| it.checked_add(1).unwrap_or(1));
                 // The other transaction may have changed a part of our table that we keep.
-                let is_known = !is_overtaken || base != Base::Existing;
-                self.generation = is_known.then_some(committed);
+                let is_known = overtaken == 0 || base != Base::Existing;
+                self.generation = committed.filter(|_| is_known);
                 return Ok(());
             };
             let RequestError::Refused(refusal) = answer else {
                 return Err(Error::AnswersLost.into());
             };
-            if refusal.errno == Errno::RESTART {
-                is_overtaken = true;
+            if refusal.errno == Errno::RESTART && generation.is_some() {
+                overtaken += 1;
                 continue;
             }
             let subject = encoded.subjects.get(index).cloned().unwrap_or_default();
@@ -368,7 +361,6 @@ impl RulesClient {
                 refusal,
             });
         }
-        Err(TransactionError::Overtaken { tries: TRIES })
     }
 
     /// Returns the first failure and the index of its message; `None` if there is none.

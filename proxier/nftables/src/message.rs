@@ -75,12 +75,12 @@ pub(crate) struct Transaction {
     pub(crate) subjects: Vec<Range<usize>>,
 }
 
-/// Encodes a transaction. The kernel refuses it unless `generation` is the current one.
+/// Encodes a transaction. The kernel refuses it unless `generation` is the current one, or `None`.
 pub(crate) fn transaction(
     table: &str,
     base: Base,
     commands: impl IntoIterator<Item = Command>,
-    generation: u32,
+    generation: Option<u32>,
     grouping: Grouping,
 ) -> Result<Transaction> {
     let mut encoder = Encoder {
@@ -92,7 +92,9 @@ pub(crate) fn transaction(
         next_id: 1,
     };
     encoder.frame(NFNL_MSG_BATCH_BEGIN, |writer| {
-        writer.u32_be(NFNL_BATCH_GENID, generation);
+        if let Some(generation) = generation {
+            writer.u32_be(NFNL_BATCH_GENID, generation);
+        }
     })?;
     match base {
         Base::Existing => {}
@@ -127,7 +129,13 @@ pub fn transaction_length(
     table: &str,
     commands: impl IntoIterator<Item = Command>,
 ) -> Result<usize> {
-    let encoded = transaction(table, Base::Existing, commands, 0, Grouping::ManyElements)?;
+    let encoded = transaction(
+        table,
+        Base::Existing,
+        commands,
+        Some(0),
+        Grouping::ManyElements,
+    )?;
     Ok(encoded.batch.as_bytes().len())
 }
 

@@ -1,6 +1,9 @@
 //! Repair of our table after changes by other programs.
 
-use nftables::{RulesClient, Table};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::channel;
+
+use nftables::{Command, Element, Key, RulesClient, Table, Value};
 
 use super::rules::{everything, modes};
 use crate::{TABLE, assert_same, lines, list, nft};
@@ -134,5 +137,51 @@ fn a_table_that_nft_saved_and_restored_is_recognised() {
         let generation = client.read_generation().unwrap();
         client.restore(&table).unwrap();
         assert_eq!(client.read_generation().unwrap(), generation);
+    });
+}
+
+/// Encoding takes longer than the pause between two transactions of the other program, so none of ours is the first.
+#[test]
+fn a_large_table_is_written_while_another_program_changes_its_own_all_the_time() {
+    lab::test(|| {
+        let mut table = everything(modes()[0].clone());
+        let mut ports = table.sets["health-check-ports"].without_elements();
+        let keys = (1..=u16::MAX).map(|port| Key::new([Value::Port(port)]));
+        let elements: Vec<Element> = keys.map(|key| Element { key, verdict: None }).collect();
+        let (some, others) = elements.split_at(20_000);
+        some.iter().for_each(|it| ports.insert(it.clone()));
+        let name = ports.name.clone();
+        table.add_set(ports);
+        let others: Vec<Command> = (others.iter().take(20_000))
+            .map(|it| Command::AddElement(name.clone(), it.clone()))
+            .collect();
+        let mut client = RulesClient::open(TABLE).unwrap();
+        let mut other = RulesClient::open("another").unwrap();
+        let namespace = lab::net::node("here");
+        let is_over = AtomicBool::new(false);
+        let (started, has_started) = channel();
+        std::thread::scope(|scope| {
+            let busy = scope.spawn(|| {
+                namespace.run(|| {
+                    while !is_over.load(Relaxed) {
+                        other.replace(&Table::default()).unwrap();
+                        _ = started.send(());
+                    }
+                });
+            });
+            has_started.recv().unwrap();
+            let replaced = client.replace(&table);
+            let changed = client.apply(&others);
+            is_over.store(true, Relaxed);
+            busy.join().unwrap();
+            replaced.unwrap();
+            changed.unwrap();
+        });
+        // What the other program did meanwhile is unknown, so the table is read back, and nothing differs.
+        assert_eq!(client.generation(), None);
+        for change in &others {
+            table.apply(change);
+        }
+        assert_eq!(client.difference(&table).unwrap(), Some(Vec::new()));
     });
 }
