@@ -233,7 +233,10 @@ impl<D: Dataplane> Daemon<D> {
             }
             Message::Problems { kind, problems } => self.proxier.set_other_problems(kind, problems),
             // Node ports depend on the machine's addresses, which only a resync reads.
-            Message::MachineChanged => self.next_resync = Duration::ZERO,
+            Message::MachineChanged => {
+                let last = self.last_round.unwrap_or_default();
+                self.next_resync = self.next_resync.min(last + self.periods.min_sync);
+            }
             Message::AddressesChanged => {
                 self.proxier.dataplane_mut().distrust_addresses();
                 self.has_tampering = true;

@@ -135,6 +135,25 @@ fn daemon_of(cluster: &str, directory: &tempfile::TempDir) -> Daemon<Ipvs<FakeKe
     daemon
 }
 
+/// Addresses of the machine that change all the time cause no more whole resyncs than Services that do.
+#[test]
+fn a_change_of_the_machine_causes_a_resync_after_the_least_period() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut daemon = daemon_of("", &directory);
+    let first = Duration::from_secs(1);
+    for _ in 0..9 {
+        assert!(daemon.receive(Message::MachineChanged));
+    }
+    let due = first + daemon.periods.min_sync;
+    assert_eq!(daemon.due(), Some(due));
+    let reads = daemon.proxier.kernel().reads;
+    assert!(daemon.act(due));
+    assert_eq!(daemon.proxier.kernel().reads, reads + 1);
+    // A later one counts from that round.
+    assert!(daemon.receive(Message::MachineChanged));
+    assert_eq!(daemon.due(), Some(due + daemon.periods.min_sync));
+}
+
 /// The log of this thread.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
