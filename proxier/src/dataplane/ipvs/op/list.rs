@@ -105,7 +105,12 @@ impl Ops {
         self.count = self.groups.iter().map(OpGroup::count).sum();
     }
 
-    /// Sorts by stage and key; the Ops for which `is_first` is true come first.
+    /// Sorts by stage and key; the Ops for which `is_first` is true come first. Virtual servers are deleted in the
+    /// reverse order.
+    ///
+    /// For some minutes, the kernel keeps the destinations of deleted virtual servers, and searches them for each new
+    /// destination, from the newest on (`linux/revival.rs`). A start after a `cleanup` adds destinations in order of the
+    /// keys, so that each search ends at once.
     pub(crate) fn sort(&mut self, is_first: impl Fn(Stage, Option<IpAddr>) -> bool) {
         let rank = |group: &OpGroup| {
             let stage = group.stage();
@@ -125,6 +130,10 @@ impl Ops {
             // Only deletions of one address in several forms have the same key, and any order is right for them.
             if !stage.is_sorted_by_key(key) {
                 stage.sort_unstable_by_key(key);
+            }
+            let is_removal = |group: &OpGroup| group.stage() == Stage::RemovedServices;
+            if stage.first().is_some_and(is_removal) {
+                stage.reverse();
             }
         }
     }
@@ -302,5 +311,18 @@ mod tests {
         ops.retain(|op| op.service_key() != Some(key(2)));
         assert_eq!(ops, [sorted[1], sorted[2], sorted[6]]);
         assert_eq!(ops.len(), 3);
+    }
+
+    #[test]
+    fn virtual_servers_are_deleted_in_the_reverse_order_of_their_addition() {
+        let add = |number| Op::AddService(ipvs::Service::new(key(number), "rr".parse().unwrap()));
+        let delete = |number| Op::DeleteService(key(number));
+        let mut ops: Ops = [4, 1, 3].map(delete).into_iter().collect();
+        ops.extend([6, 5].map(add));
+        let sorted = [add(5), add(6), delete(4), delete(3), delete(1)];
+        for _ in 0..2 {
+            ops.sort(|_, _| false);
+            assert_eq!(ops, sorted);
+        }
     }
 }
