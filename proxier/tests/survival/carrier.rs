@@ -279,10 +279,10 @@ fn each_form_of_addresses_replaces_the_others_without_a_lost_connection() {
         println!("{answered} requests were answered");
         assert!(answered > 20 && failed.is_empty(), "{answered} {failed:?}");
         let log = daemon.log();
-        assert!(
-            !log.contains("ERROR") && !log.contains("File exists"),
-            "{log}"
-        );
+        // Its own moves of routes are no drift.
+        for word in ["ERROR", "File exists", "repaired drift"] {
+            assert!(!log.contains(word), "{word}: {log}");
+        }
         let plan = daemon.command("plan").output().unwrap();
         assert!(plan.status.success(), "{plan:?}");
 

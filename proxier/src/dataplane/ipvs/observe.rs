@@ -146,9 +146,8 @@ impl<K: Kernel> Ipvs<K> {
         let leftovers = found.leftovers.iter().map(|&(address, _)| address);
         let others: Vec<IpAddr> = leftovers.chain(found.outdated.iter().copied()).collect();
         let before = self.state.observed.replace_addresses(found);
-        let observed = &self.state.observed;
-        let found = (&observed.addresses, observed.carrier);
-        let mut drifted = address_drift((&before.addresses, before.carrier), found);
+        let expected = (&before.addresses, before.carrier);
+        let mut drifted = address_drift(expected, &self.state.observed);
         let pending = &mut self.state.pending;
         let ours = std::mem::take(&mut pending.addresses);
         let addresses = drifted.addresses.iter().copied();

@@ -13,6 +13,7 @@ use crate::dataplane::Failure;
 use crate::dataplane::ipvs::definition::ServerDefinition;
 use crate::dataplane::ipvs::ledger::Owned;
 use crate::dataplane::ipvs::observed::{Carrier, Observed, ObservedServer};
+use crate::dataplane::ipvs::op::AddressForm;
 use crate::dataplane::ipvs::split_map::SplitMap;
 use crate::plan::Desired;
 use crate::util::timer::Timer;
@@ -128,10 +129,9 @@ impl KernelState {
         }
         if reads_addresses {
             let before = self.observed.replace_addresses(kernel.addresses()?);
-            let found = (&self.observed.addresses, self.observed.carrier);
             drifted = KernelParts {
                 virtual_servers: drifted.virtual_servers,
-                ..address_drift((&before.addresses, before.carrier), found)
+                ..address_drift((&before.addresses, before.carrier), &self.observed)
             };
         }
         Ok(drifted)
@@ -215,13 +215,21 @@ pub(super) fn contested(observed: &Observed, desired: &Desired) -> Vec<Problem> 
 type Local<'a> = (&'a SplitMap<IpAddr, Option<IpAddr>>, Option<Carrier>);
 
 /// Returns the drift of the service addresses and of the carrier alone.
-pub(super) fn address_drift(expected: Local<'_>, found: Local<'_>) -> KernelParts {
-    let addresses = expected.0.keys().chain(found.0.keys());
+///
+/// No program but this one writes our routes, so an address that is a route of ours in another place is on its way: the
+/// places depend on whether the carrier has addresses.
+pub(super) fn address_drift(expected: Local<'_>, found: &Observed) -> KernelParts {
+    let addresses = expected.0.keys().chain(found.addresses.keys());
+    let is_route = |form| matches!(form, AddressForm::Route(_));
+    let is_moving = |address: &IpAddr| {
+        !found.addresses.contains_key(address) && found.leftovers_of(*address).any(is_route)
+    };
     KernelParts {
         addresses: addresses
-            .filter(|address| expected.0.get(address) != found.0.get(address))
+            .filter(|address| expected.0.get(address) != found.addresses.get(address))
+            .filter(|address| !is_moving(address))
             .collect(),
-        carrier: expected.1 != found.1,
+        carrier: expected.1 != found.carrier,
         ..KernelParts::default()
     }
 }
