@@ -18,7 +18,7 @@ use ipvs_netlink as ipvs;
 
 use self::ledger::{Ledger, LedgerFile, Territory};
 use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned};
-use crate::cluster::model::Cidr;
+use crate::cluster::model::{Cidr, Family};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::dataplane::ipvs::filter::{Filter, FilterConfig};
@@ -409,13 +409,28 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
             return Some("the kernel refuses the packet rules".to_owned());
         }
         let desired = planned.desired();
+        let addresses = &planned.machine.addresses;
         let wanted = Wanted::new(desired, &self.marks);
         let planned = wanted.len() + desired.addresses.len();
         // Without the carrier no address can be added, so it need not count too.
         let refused = self.retries.targets().filter(|it| **it != Target::Carrier);
         let refused = refused.count();
-        (refused * 2 > planned).then(|| {
-            format!("the kernel refuses {refused} of {planned} virtual servers and addresses")
+        if refused * 2 > planned {
+            return Some(format!(
+                "the kernel refuses {refused} of {planned} virtual servers and addresses"
+            ));
+        }
+        let mut families = [(Family::V4, "IPv4"), (Family::V6, "IPv6")].into_iter();
+        families.find_map(|(family, name)| {
+            let is_of_family = |it: &&IpAddr| Family::from(**it) == family;
+            let refused = self.retries.targets().filter_map(Target::address);
+            let refused = refused.filter(|it| desired.addresses.contains_key(it));
+            let refused = refused.filter(|it| is_of_family(&it)).count();
+            let is_whole = refused > 0
+                && refused == desired.addresses.keys().filter(is_of_family).count()
+                && addresses.iter().any(|it| is_of_family(&it));
+            is_whole
+                .then(|| format!("the kernel refuses all {refused} service addresses of {name}"))
         })
     }
 

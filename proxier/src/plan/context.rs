@@ -184,7 +184,8 @@ impl<'a> Context<'a> {
             };
             let instead = match self.source_of(family) {
                 Some(source) => format!("{source}"),
-                None => "the service address".to_owned(),
+                None if family == Family::V4 => "the service address".to_owned(),
+                None => "an address that the kernel chooses".to_owned(),
             };
             problems.push(Problem::new(
                 format_args!("Node {}", node.name),
@@ -198,7 +199,7 @@ impl<'a> Context<'a> {
         problems
     }
 
-    /// Returns a problem if each IPv6 address of the machine has a flaw that its connections suffer from.
+    /// Returns a problem if routing rules select each usable IPv6 address of the machine.
     ///
     /// In IPv4, the service address is a good source too.
     fn missing_sources(&self) -> Option<Problem> {
@@ -207,18 +208,10 @@ impl<'a> Context<'a> {
         if self.source_of(Family::V6).is_some() {
             return None;
         }
-        let first = all.next()?;
-        let message = match flaws.get(first) {
-            Some(SourceFlaw::SelectedByRule) => {
-                "is selected by a routing rule, as each usable IPv6 address of this node: its connections to IPv6 \
-                 Services find no endpoint unless the rule's table has routes to it; the usual remedy is `ip -6 rule \
-                 add to POD-NETWORK lookup main` with a lower preference"
-            }
-            _ => {
-                "is tentative or a duplicate, or selected by a routing rule, as each IPv6 address of this node: its \
-                 connections to IPv6 Services may fail; give the node another address"
-            }
-        };
+        let first = all.find(|it| flaws.get(it) != Some(&SourceFlaw::Unusable))?;
+        let message = "is selected by a routing rule, as each usable IPv6 address of this node: its connections to IPv6 \
+                       Services find no endpoint unless the rule's table has routes to it; the usual remedy is `ip -6 \
+                       rule add to POD-NETWORK lookup main` with a lower preference";
         Some(Problem::new("This node", "IPv6 addresses", first, message))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::Proxier;
+use super::{Proxier, families};
 use crate::cluster::model::Family;
 use crate::dataplane::Dataplane;
 
@@ -27,8 +27,9 @@ impl<D: Dataplane> Proxier<D> {
             .collect()
     }
 
-    /// Returns why the kernel refuses so much that the whole node is unhealthy.
+    /// Returns why the whole node is unhealthy: what the kernel refuses, or the family that this node cannot speak.
     pub fn refusal(&self) -> Option<String> {
-        self.dataplane.refusal(self.cluster.planned())
+        let of_dataplane = self.dataplane.refusal(self.cluster.planned());
+        of_dataplane.or_else(|| families::refusal(self.machine(), self.desired()))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Proxier, node};
+use super::{Proxier, families, node};
 use crate::cluster::problem::{Problem, ProblemList};
 use crate::dataplane::Dataplane;
 
@@ -63,7 +63,8 @@ impl<D: Dataplane> Proxier<D> {
         let node_name = &self.planner().config().node_name;
         let missing = node::missing(node_name, self.snapshot()).into_iter();
         let of_dataplane = self.dataplane.problems_of_node(self.cluster.planned());
-        missing.chain(of_dataplane).collect()
+        let family = families::problem(self.machine(), self.desired()).into_iter();
+        missing.chain(family).chain(of_dataplane).collect()
     }
 
     fn make_problems(&self, of_node: &[Problem]) -> Vec<Problem> {

@@ -15,6 +15,7 @@ use crate::sources::manifests::{self, Options};
 use nftables::{Key, Table};
 
 mod failures;
+mod families;
 mod marks;
 mod missing_rules;
 mod node;

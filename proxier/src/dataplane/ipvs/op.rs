@@ -66,6 +66,16 @@ pub(crate) enum Target {
     Carrier,
 }
 
+impl Target {
+    /// Returns the service address.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Address(address) => Some(*address),
+            Self::Server(_) | Self::Carrier => None,
+        }
+    }
+}
+
 /// The position of an [`Op`] in the order of application.
 ///
 /// After each Op, every frontend that existed before and remains is reachable. A new frontend
