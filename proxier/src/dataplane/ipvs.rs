@@ -393,12 +393,13 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
         let wanted = Wanted::new(planned.desired(), &self.marks);
         let of_rules = self.filter().map(|filter| filter.problems(wanted));
         let of_rules = of_rules.into_iter().flatten();
-        let doubtful = Self::doubtful_ranges(planned);
-        of_rules.chain(contested).chain(doubtful).collect()
+        let ranges = Self::doubtful_ranges(planned);
+        let servers = self.doubtful();
+        (of_rules.chain(contested).chain(ranges).chain(servers)).collect()
     }
 
-    /// Returns the refusals of the kernel, if they concern the whole node: the packet rules, or more than half of the
-    /// planned virtual servers and addresses.
+    /// Returns the refusals of the kernel, if they concern the whole node: the packet rules, more than half of the
+    /// planned virtual servers and addresses, or each service address of a family of which the node has addresses itself.
     ///
     /// A few refused objects are the fault of their Services and do not make the node unhealthy: every node refuses
     /// them, so one bad Service would take all nodes out of their load balancers.

@@ -18,7 +18,7 @@ use crate::dataplane::ipvs::observed::{
 use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::{Failure, Outcome};
 use crate::plan::Machine;
-use nftables::{Command, Table};
+use nftables::{Command, Set, Table};
 
 /// The kernel in memory.
 #[derive(Clone, Debug, Default)]
@@ -111,6 +111,12 @@ impl Kernel for FakeKernel {
 
     fn rules_generation(&mut self) -> Result<Option<u32>, Failure> {
         Ok(self.rules.as_ref().map(|_| self.rules_generation))
+    }
+
+    fn rule_elements(&mut self, set: &Set) -> Result<Set, Failure> {
+        let found = self.rules.as_ref();
+        let found = found.and_then(|rules| rules.sets.get(&set.name));
+        Ok(found.cloned().unwrap_or_else(|| set.without_elements()))
     }
 
     /// Refuses commands that do not lead from the present rules to this table.

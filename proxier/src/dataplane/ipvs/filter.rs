@@ -62,6 +62,7 @@ mod input_accept;
 mod inside;
 mod names;
 mod nat;
+mod record;
 mod view;
 
 pub(crate) use arp::LinkAddresses;
@@ -69,6 +70,7 @@ pub use config::{FilterConfig, LocalMode, MarkBit};
 pub(crate) use config::{NodeFacts, unknown_pods};
 
 use guards::Guards;
+pub(crate) use record::recorded;
 use view::{Subjects, View, has_rules};
 
 /// The name of the table of family `inet`, and of its companion of family `arp`.
@@ -144,9 +146,9 @@ impl Filter {
         self.config.masquerade_bit.mark() | accepting | OF_OTHERS
     }
 
-    /// Returns whether `port` is in the range of node ports (`--service-node-port-range`).
-    pub(crate) fn is_node_port(&self, port: u16) -> bool {
-        self.config.node_ports.contains(&port)
+    /// Returns the choices of the operator about packet rules.
+    pub(crate) fn config(&self) -> &FilterConfig {
+        &self.config
     }
 
     /// Returns the rules that the kernel should have.

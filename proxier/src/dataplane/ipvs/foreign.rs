@@ -11,7 +11,9 @@ use ipvs_netlink::{Forwarding, ServiceKey};
 
 use super::{Ipvs, Kernel, Wanted};
 use crate::cluster::model::ServicePortName;
+use crate::cluster::problem::Problem;
 use crate::dataplane::Planned;
+use crate::dataplane::ipvs::filter;
 use crate::dataplane::ipvs::observed::Observed;
 use crate::dataplane::ipvs::op::AddressForm;
 use crate::plan::frontend::Frontend;
@@ -26,6 +28,13 @@ pub(crate) struct Inherited {
     at_node_addresses: BTreeSet<ServiceKey>,
     /// Those of an earlier process of this program whose ledger was lost. If no Service asks for them, they are deleted.
     of_lost_ledger: Vec<ServiceKey>,
+    /// Those that may be of that process, or of another program.
+    doubtful: Vec<ServiceKey>,
+}
+
+/// The owner of virtual servers whose Service is unknown. No Service has this name.
+pub(super) fn nobody() -> ServicePortName {
+    ServicePortName::from("")
 }
 
 impl<K: Kernel> Ipvs<K> {
@@ -37,8 +46,11 @@ impl<K: Kernel> Ipvs<K> {
         if self.state.inherited.is_some() {
             return;
         }
-        // Before this process writes any.
-        let has_our_rules = matches!(self.kernel.rules_generation(), Ok(Some(_)));
+        let is_lost = !self.ledger.is_whole() && self.has_earlier_rules();
+        let recorded = match is_lost {
+            true => self.recorded_in_rules(),
+            false => BTreeSet::new(),
+        };
         let observed = &self.state.observed;
         // Node ports have no service address. Without the ledger, any trace of kube-proxy or of an earlier process counts.
         // With it, kube-proxy alone has addresses on the device, unless they are the configured form.
@@ -47,26 +59,23 @@ impl<K: Kernel> Ipvs<K> {
             true => are_addresses_on_device(observed),
             false => observed.carrier.is_some() || !observed.addresses.is_empty(),
         };
-        let is_ours_lost = !self.ledger.is_whole() && has_our_rules;
         let mut inherited = Inherited::default();
         for (key, server) in observed.virtual_servers.iter() {
-            let ServiceKey::Address { address, port, .. } = key else {
+            let mut destinations = server.destinations.iter();
+            // Ours all do.
+            if is_lost && destinations.all(|it| it.forwarding == Forwarding::Masquerade) {
+                let is_at_route = |address: IpAddr| {
+                    observed.has_address(address) && !planned.machine.has(&address)
+                };
+                let is_ours = recorded.contains(&key) || key.address().is_some_and(is_at_route);
+                match is_ours {
+                    true => inherited.of_lost_ledger.push(key),
+                    false => inherited.doubtful.push(key),
+                }
+            }
+            let ServiceKey::Address { address, .. } = key else {
                 continue;
             };
-            let is_in_reach = match planned.machine.has(&address) {
-                true => self
-                    .rules
-                    .as_ref()
-                    .is_some_and(|rules| rules.filter.is_node_port(port)),
-                false => observed.has_address(address),
-            };
-            let mut destinations = server.destinations.iter();
-            if is_ours_lost
-                && is_in_reach
-                && destinations.all(|it| it.forwarding == Forwarding::Masquerade)
-            {
-                inherited.of_lost_ledger.push(key);
-            }
             if observed.has_address(address) {
                 inherited.at_service_addresses.insert(key);
             } else if has_traces && planned.machine.has(&address) {
@@ -74,6 +83,46 @@ impl<K: Kernel> Ipvs<K> {
             }
         }
         self.state.inherited = Some(inherited);
+    }
+
+    /// Returns whether an earlier process wrote packet rules. To be called before this process writes any.
+    fn has_earlier_rules(&mut self) -> bool {
+        matches!(self.kernel.rules_generation(), Ok(Some(_)))
+    }
+
+    /// Returns the virtual servers for which an earlier process wrote packet rules.
+    fn recorded_in_rules(&mut self) -> BTreeSet<ServiceKey> {
+        let Some(rules) = &self.rules else {
+            return BTreeSet::new();
+        };
+        let kernel = &mut self.kernel;
+        filter::recorded(rules.filter.config(), |set| kernel.rule_elements(set)).unwrap_or_else(
+            |failure| {
+                tracing::warn!("the packet rules cannot replace the lost ledger: {failure}");
+                BTreeSet::new()
+            },
+        )
+    }
+
+    /// Returns the Problem that virtual servers may be of an earlier process whose ledger was lost.
+    pub(super) fn doubtful(&self) -> Option<Problem> {
+        let observed = &self.state.observed.virtual_servers;
+        let owned = self.ledger.owned();
+        let all = &self.state.inherited.as_ref()?.doubtful;
+        let left = || {
+            let left = all.iter();
+            left.filter(|key| observed.contains_key(key) && !owned.contains(key))
+        };
+        let first = left().next()?;
+        let others = match left().count() - 1 {
+            0 => String::new(),
+            count => format!(", as {count} others"),
+        };
+        let message = format!(
+            "may be of an earlier process, whose ledger was lost or damaged{others}; nothing of it is changed: if no other \
+             program made it, delete it with ipvsadm"
+        );
+        Some(Problem::new("This node", "virtual servers", first, message))
     }
 
     /// Excludes the frontends among `keys` at which another program has a virtual server. Returns whether there are any.
@@ -121,10 +170,8 @@ impl<K: Kernel> Ipvs<K> {
             "the ledger was lost or damaged: {count} virtual servers that no Service asks for, for example {first}, \
              count as this program's, because its packet rules exist; they are deleted"
         );
-        // No Service has this name, so nothing delays the deletion.
-        let nobody = ServicePortName::from("");
         for key in lost {
-            self.ledger.own(key, &nobody);
+            self.ledger.own(key, &nobody());
         }
     }
 

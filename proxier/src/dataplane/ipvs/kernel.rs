@@ -136,6 +136,14 @@ pub trait Kernel {
         Ok(None)
     }
 
+    /// Reads the elements of a set of our packet rules into a copy of `set`; none if the kernel has no such set.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn rule_elements(&mut self, set: &nftables::Set) -> Result<nftables::Set, Failure> {
+        Ok(set.without_elements())
+    }
+
     /// Applies `commands`, which lead to what `table` returns, to our packet rules in one transaction.
     ///
     /// Commands that do not fit the kernel's rules fail, or lead to [`Kernel::replace_rules`].

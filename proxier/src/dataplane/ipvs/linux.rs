@@ -244,6 +244,10 @@ impl Kernel for Linux {
         Ok(Some(self.rules.read_generation()?))
     }
 
+    fn rule_elements(&mut self, set: &nftables::Set) -> Result<nftables::Set, Failure> {
+        Ok(self.rules.read_elements(set)?)
+    }
+
     fn change_rules(
         &mut self,
         commands: &[nftables::Command],

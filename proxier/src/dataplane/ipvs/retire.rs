@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ipvs_netlink as ipvs;
 
-use super::{Ipvs, Kernel, Wanted};
+use super::{Ipvs, Kernel, Wanted, foreign};
 use crate::cluster::model::{Protocol, ServicePortName};
 use crate::cluster::store::{Snapshot, Touched};
 use crate::dataplane::ipvs::observed::CountedServer;
@@ -99,6 +99,14 @@ impl<K: Kernel> Ipvs<K> {
                 false => Duration::ZERO,
             };
         };
+        if *owner == foreign::nobody() {
+            // A Service may exist whose clients inside have had another mark since the ledger was lost. An endpoint's address
+            // may be another tenant's, but no new connection gets this mark.
+            return match key.address() {
+                None => planned.config().drain,
+                Some(_) => Duration::ZERO,
+            };
+        }
         // While the address stays local, this node cannot reach the machine that has it.
         if (key.address()).is_some_and(|it| planned.planner.is_elsewhere(&it, &owner.service)) {
             return Duration::ZERO;

@@ -256,6 +256,63 @@ fn what_an_earlier_process_left_is_deleted_without_its_ledger() {
     }
 }
 
+/// The packet rules tell which firewall marks and which frontends at the node's addresses were ours.
+#[test]
+fn marks_and_external_ips_of_a_lost_ledger_are_recognised_by_the_packet_rules() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = directory.path().join("ledger");
+    let mut kernel = FakeKernel::default();
+    kernel.machine.addresses.insert([172, 18, 0, 2].into());
+    let mut first = proxier(kernel, &ledger);
+    let local =
+        open_service("local", "10.96.3.9", "172.18.0.2").spec("externalTrafficPolicy", "Local");
+    let endpoint = Manifest::slice_of("local")
+        .port("dns", "UDP", 53)
+        .endpoint("10.244.9.9");
+    receive(
+        &mut first,
+        &[&whole_cluster()[..], &[local, endpoint]].concat(),
+    );
+    first.sync(START).unwrap();
+    let mark = first.marks().keys().next().unwrap();
+    let external = ipvs::ServiceKey::Address {
+        protocol: ipvs::Protocol::Udp,
+        address: [172, 18, 0, 2].into(),
+        port: 53,
+    };
+    assert!(first.ledger().owned().contains(&external));
+    let mut kernel = first.dataplane.kernel;
+    std::fs::remove_file(&ledger).unwrap();
+    let other = ipvs::ServiceKey::Mark {
+        family: ipvs::Family::V4,
+        mark: 0x273a,
+    };
+    kernel.apply(&[Op::AddService(ipvs::Service::new(
+        other,
+        "rr".parse().unwrap(),
+    ))]);
+    let mut next = proxier(kernel, &ledger);
+    receive(&mut next, &whole_cluster());
+    next.resync(START).unwrap();
+    let left = &next.dataplane.kernel.state.virtual_servers;
+    assert!(!left.contains_key(&mark) && !left.contains_key(&external));
+    assert!(left.contains_key(&other));
+    // What may be of the earlier process is named, until it is gone.
+    let problems = |proxier: &Fake| -> Vec<String> {
+        let all = proxier.problems().into_iter();
+        all.map(|problem| problem.to_string()).collect()
+    };
+    let told = problems(&next);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].contains(&other.to_string()) && told[0].contains("ledger was lost"),
+        "{told:?}"
+    );
+    next.dataplane.kernel.apply(&[Op::DeleteService(other)]);
+    next.resync(START).unwrap();
+    assert_eq!(problems(&next), [] as [String; 0]);
+}
+
 /// kube-proxy's virtual servers are at addresses of its device, or are node ports.
 #[test]
 fn the_virtual_servers_of_kube_proxy_are_adopted() {
