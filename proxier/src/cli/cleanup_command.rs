@@ -271,11 +271,11 @@ impl<'a> Cleanup<'a> {
         if self.scope == CleanupScope::OursAndKubeProxys {
             return self.remove_kube_proxys();
         }
-        // Rules or addresses without a whole ledger are of an earlier process whose ledger was lost or damaged.
-        if self.has_traces && !is_ledger_whole && !self.has_successor {
-            return self.check_left();
+        if self.has_successor {
+            return Ok(ExitCode::SUCCESS);
         }
-        Ok(ExitCode::SUCCESS)
+        // Rules or addresses without a whole ledger are of an earlier process whose ledger was lost or damaged.
+        self.name_left(self.has_traces && !is_ledger_whole)
     }
 
     /// Returns the Ops that remove our virtual servers and addresses.
@@ -336,22 +336,27 @@ impl<'a> Cleanup<'a> {
         self.others.remove()
     }
 
-    /// Returns a failure if virtual servers are left, because without the ledger some of them may be ours.
-    fn check_left(&mut self) -> anyhow::Result<ExitCode> {
+    /// Names the virtual servers that are left. Returns a failure if some of them may be ours.
+    fn name_left(&mut self, may_be_ours: bool) -> anyhow::Result<ExitCode> {
         let mut left = BTreeSet::new();
         let linux = self.proxier.kernel();
         linux.virtual_servers(&mut iter::empty(), &mut |found| _ = left.insert(found.key))?;
         if left.is_empty() {
             return Ok(ExitCode::SUCCESS);
         }
-        let samples: Vec<String> = left.iter().take(SAMPLES).map(ToString::to_string).collect();
+        let mut samples: Vec<String> = left.iter().take(SAMPLES).map(ToString::to_string).collect();
+        if left.len() > SAMPLES {
+            samples.push("..".to_owned());
+        }
+        let (count, samples) = (left.len(), samples.join(", "));
+        if !may_be_ours {
+            tracing::info!("{count} virtual servers of other programs remain ({samples})");
+            return Ok(ExitCode::SUCCESS);
+        }
         tracing::error!(
-            "{} did not exist or lacked records, so the owners of the {} virtual servers that remain are unknown \
-             ({}{}); delete those of Services with ipvsadm",
+            "{} did not exist or lacked records, so the owners of the {count} virtual servers that remain are unknown \
+             ({samples}); delete those of Services with ipvsadm",
             self.flags.state.state_file.display(),
-            left.len(),
-            samples.join(", "),
-            if left.len() > SAMPLES { ", .." } else { "" },
         );
         Ok(ExitCode::FAILURE)
     }

@@ -4,8 +4,10 @@ use std::path::Path;
 use std::process::Output;
 
 use ipvs_netlink as ipvs;
+use lab::net::Cluster;
 use serde_json::{Value, json};
 
+use super::carrier::sh;
 use super::daemon::{Daemon, web, web_key};
 use super::{AT_ONCE, serving};
 
@@ -98,6 +100,46 @@ fn a_service_that_was_deleted_while_the_ledger_was_lost_leaves_no_open_node_port
     });
 }
 
+/// A page for the file of the lock and a page for the ledger: the records of further virtual servers find no room.
+#[test]
+fn records_that_found_no_room_are_missed_at_the_next_start() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        let small = tempfile::tempdir().unwrap();
+        let mount = format!("mount -t tmpfs -o size=8k none {}", small.path().display());
+        sh(&cluster, &mount);
+        let mut daemon = Daemon::new(&AT_ONCE);
+        daemon.move_ledger(small.path());
+        daemon.start();
+        daemon.eventually("the cluster IP", || !virtual_servers().is_empty());
+        let mut many = with_node_port();
+        let ports = (0..40).map(|number| {
+            let name = format!("p{number}");
+            json!({"name": name, "port": 81 + number, "nodePort": 30_081 + number})
+        });
+        many["spec"]["ports"] = ports.collect();
+        daemon.api.apply(many);
+        let last = "TCP 172.18.0.2:30120".to_owned();
+        daemon.eventually("the node ports", || virtual_servers().contains(&last));
+        daemon.eventually("the failure in the log", || {
+            daemon.log().contains("No space left on device")
+        });
+        daemon.kill();
+        daemon.api.delete(&web_key());
+        daemon.start();
+        daemon.eventually("the kernel has nothing", || virtual_servers().is_empty());
+        let log = daemon.log();
+        for words in [
+            "the last process could not write all records",
+            "virtual servers that no Service asks for",
+        ] {
+            assert!(log.contains(words), "{words}: {log}");
+        }
+        drop(daemon);
+        sh(&cluster, &format!("umount -l {}", small.path().display()));
+    });
+}
+
 #[test]
 fn a_second_process_exits_and_names_the_first() {
     lab::test(|| {
@@ -160,5 +202,7 @@ fn cleanup_names_what_it_left(damage: impl Fn(&Path) + Send + Sync) {
         // foreign and succeeds.
         let again = daemon.command("cleanup").output().unwrap();
         assert!(again.status.success(), "{again:?}");
+        let words = self::words(&again);
+        assert!(words.contains("of other programs remain"), "{words}");
     });
 }

@@ -162,6 +162,9 @@ impl<K: Kernel> Ipvs<K> {
         let wanted = Wanted::new(planned.desired(), &self.marks);
         let mut lost = std::mem::take(&mut inherited.of_lost_ledger);
         lost.retain(|key| !wanted.contains(key) && !self.ledger.owned().contains(key));
+        if self.doubtful().is_none() {
+            self.ledger.complete();
+        }
         let Some(first) = lost.first() else {
             return;
         };

@@ -54,7 +54,6 @@ pub struct Ledger {
     retired: Retired,
     rules: Option<WrittenRules>,
     mark_key: Option<MarkKey>,
-    is_whole: bool,
     /// Changes of memory that the file does not have yet.
     queue: Vec<Record>,
     file: LedgerFile,
@@ -85,7 +84,6 @@ impl Ledger {
             retired: Retired::default(),
             rules: None,
             mark_key: None,
-            is_whole: file.was_whole(),
             queue: Vec::new(),
             file,
             retry: Timer::retry(),
@@ -98,9 +96,15 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Returns whether the file existed and was readable whole when it was opened.
+    /// Returns whether the file existed, was readable whole and lacked no record when it was opened, or has what it
+    /// lacked since then.
     pub(crate) fn is_whole(&self) -> bool {
-        self.is_whole
+        self.file.was_whole()
+    }
+
+    /// Notes that what the file lacked is known or gone.
+    pub(crate) fn complete(&mut self) {
+        self.file.renew();
     }
 
     /// Returns the owned virtual servers.

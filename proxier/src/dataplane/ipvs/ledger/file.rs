@@ -4,10 +4,13 @@
 //! written before its virtual server is created: a record without a virtual server is harmless, but the
 //! next process would treat a virtual server without a record as foreign. If the process is killed in the
 //! middle of a line, only that line is lost.
+//!
+//! The file begins with an empty line, so that a record can be missing from no file unnoticed: if one cannot be written,
+//! because the file system is full, the [`MARK`] overwrites a byte that the file has already.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read as _, Write};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
@@ -33,6 +36,12 @@ const RECORD_LENGTH: usize = 160;
 /// The permissions of new files: the key of the firewall marks must stay unknown to others.
 const OWNER_ONLY: u32 = 0o600;
 
+/// The begin of a file: room for [`MARK`]. Versions that do not know it skip empty lines, and warn of a mark.
+const BEGIN: &[u8] = b"\n\n";
+
+/// The first line of a file that lacks records.
+const MARK: &[u8] = b"?";
+
 /// The file that stores a [`super::Ledger`].
 #[derive(Debug)]
 pub struct LedgerFile {
@@ -45,8 +54,10 @@ pub struct LedgerFile {
     lines: usize,
     /// Whether the file lacks records: an append failed, or another program changed the file.
     is_behind: bool,
-    /// Whether the last read found records, and could parse each of them.
+    /// Whether the last read found records, could parse each of them, and the writer lacked none.
     was_whole: bool,
+    /// Whether the file has room for [`MARK`].
+    has_room: bool,
     /// The changes by other programs.
     changes: LastingConditions,
 }
@@ -98,6 +109,7 @@ impl LedgerFile {
             lines: 0,
             is_behind: false,
             was_whole: false,
+            has_room: false,
             changes: LastingConditions::default(),
         }
     }
@@ -113,13 +125,22 @@ impl LedgerFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(source) => return Err(self.error(source)),
         };
-        self.was_whole = !text.is_empty();
+        let path = self.path.display();
+        // A file system that is read-only now may have been so for the last process.
+        let is_writable = open_itself(File::options().append(true), &self.path).is_ok();
+        self.was_whole = !text.is_empty() && is_writable;
+        self.has_room = text.starts_with(BEGIN);
         let mut records = Vec::new();
         let mut first_skipped = None;
         let mut skipped = 0;
         let lines = text.split(|&byte| byte == b'\n');
         for (number, line) in lines.enumerate().filter(|(_, line)| !line.is_empty()) {
             self.lines += 1;
+            if line == MARK {
+                self.was_whole = false;
+                tracing::warn!("ledger {path}: the last process could not write all records");
+                continue;
+            }
             match serde_json::from_slice(line) {
                 Ok(record) => records.push(record),
                 Err(error) => {
@@ -130,13 +151,12 @@ impl LedgerFile {
         }
         if let Some((line, error)) = first_skipped {
             self.was_whole = false;
-            let path = self.path.display();
             tracing::warn!("ledger {path}: line {line}: {error}; lines skipped: {skipped}");
         }
         Ok(records)
     }
 
-    /// Returns whether the last read found records, and could parse each of them.
+    /// Returns whether the last read found records, could parse each of them, and the writer lacked none.
     pub(super) fn was_whole(&self) -> bool {
         self.was_whole
     }
@@ -192,7 +212,24 @@ impl LedgerFile {
     pub(super) fn append(&mut self, records: &[Record]) -> Result<(), Error> {
         let appended = self.try_append(records);
         self.is_behind = appended.is_err();
+        if self.is_behind && self.has_room {
+            // On a read-only file system it fails, too. Then the next process sees that.
+            _ = self.mark();
+        }
         appended.map_err(|source| self.error(source))
+    }
+
+    /// Marks the file as one that lacks records.
+    fn mark(&self) -> io::Result<()> {
+        // Not the file that is open for appending, which ignores positions.
+        let file = open_itself(File::options().write(true), &self.path)?;
+        file.write_all_at(MARK, 0)
+    }
+
+    /// Makes the next flush replace a file that was read and is not whole.
+    pub(super) fn renew(&mut self) {
+        self.is_behind |= self.lines > 0 && !self.was_whole;
+        self.was_whole = true;
     }
 
     fn try_append(&mut self, records: &[Record]) -> io::Result<()> {
@@ -213,13 +250,14 @@ impl LedgerFile {
 
     /// Replaces the file by one with only `records`, atomically.
     pub(super) fn rewrite(&mut self, records: &[Record]) -> Result<(), Error> {
-        let mut text = Vec::new();
+        let mut text = BEGIN.to_vec();
         let replaced = encode(records, &mut text).and_then(|()| replace(&self.path, &text));
         self.last = Some(replaced.map_err(|source| self.error(source))?);
         // The open file is the replaced one.
         self.open = None;
         self.lines = records.len();
         self.is_behind = false;
+        self.has_room = true;
         Ok(())
     }
 
@@ -236,7 +274,8 @@ impl LedgerFile {
 
     /// Returns the file, open for appending.
     ///
-    /// The last line of an earlier process may be incomplete, so a newly opened file gets a line end.
+    /// The last line of an earlier process may be incomplete, so a newly opened file gets a line end; an empty one
+    /// [`BEGIN`].
     fn open(&mut self) -> io::Result<&mut File> {
         let file = match self.open.take() {
             Some(file) => file,
@@ -246,6 +285,9 @@ impl LedgerFile {
                 let mut file = open_itself(options.create(true).append(true), &self.path)?;
                 if self.lines > 0 {
                     file.write_all(b"\n")?;
+                } else if file.metadata()?.len() == 0 {
+                    file.write_all(BEGIN)?;
+                    self.has_room = true;
                 }
                 file
             }
@@ -354,8 +396,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
         let victim = directory.path().join("victim");
-        let text = format!("{LINE}\n");
-        std::fs::write(&victim, &text).unwrap();
+        let line = format!("{LINE}\n");
+        let text = format!("\n\n{line}");
+        std::fs::write(&victim, &line).unwrap();
         symlink(&victim, &path).unwrap();
         symlink(&victim, path.with_extension("new")).unwrap();
         let mut file = LedgerFile::new(&path);
@@ -371,7 +414,40 @@ mod tests {
         file.append(&records).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         assert!(std::fs::symlink_metadata(&path).unwrap().is_file());
-        assert_eq!(std::fs::read_to_string(&victim).unwrap(), text);
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), line);
+    }
+
+    /// A full file system has no room for another byte, and permits to overwrite one.
+    #[test]
+    fn a_file_that_lacks_records_says_so_until_it_is_written_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger");
+        let records = {
+            std::fs::write(&path, format!("{LINE}\n")).unwrap();
+            LedgerFile::new(&path).read().unwrap()
+        };
+        std::fs::remove_file(&path).unwrap();
+        let was_whole = |count: usize| {
+            let mut file = LedgerFile::new(&path);
+            assert_eq!(file.read().unwrap().len(), count);
+            file.was_whole()
+        };
+        let mut file = LedgerFile::new(&path);
+        file.append(&records).unwrap();
+        assert!(was_whole(1));
+        // Linux' device for this purpose.
+        file.open = Some(File::options().append(true).open("/dev/full").unwrap());
+        let error = file.append(&records).unwrap_err();
+        assert!(error.to_string().contains("No space left"), "{error}");
+        assert!(!was_whole(1));
+        let mut next = LedgerFile::new(&path);
+        let read = next.read().unwrap();
+        next.append(&records).unwrap();
+        assert!(!was_whole(2), "further records replace no lost ones");
+        next.renew();
+        assert!(next.is_behind());
+        next.rewrite(&read).unwrap();
+        assert!(was_whole(1));
     }
 
     #[test]
