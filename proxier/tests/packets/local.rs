@@ -5,15 +5,18 @@
 //! reach both, clients outside only pod2. An answer of podB1 to podB2 would not pass this node, so podB1 sees this
 //! node's address then.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 
+use lab::net::ask_tcp;
 use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::filter::{LocalMode, TABLE};
 use proxier::testing::model::TrafficPolicy;
 use proxier::testing::plan::ServiceAddresses;
 
 use super::host_ports;
-use super::scene::{Answers, Scene};
+use super::scene::{Answers, Clients, Scene};
 use super::services::{POD_B1, POD2, Port, Service, Services};
 use crate::{at, check};
 
@@ -199,6 +202,33 @@ fn each_address_of_the_node_serves_node_ports_of_policy_local() {
             check_rows(&scene, &at(v4, v6, 30081, 30054), &PLAIN);
         }
     });
+}
+
+/// The endpoint's node need not have a route to the network of another link.
+#[test]
+fn the_nodes_own_connections_to_each_of_its_addresses_have_the_source_of_their_way() {
+    lab::test(|| check_own_sources(Scene::new(Services::dual()).clients()));
+}
+
+/// Asserts that podB1 sees the node's address on the link to it, when a process of the node asks at other addresses of
+/// the node.
+#[track_caller]
+pub(super) fn check_own_sources(clients: Clients<'_>) {
+    for (frontend, expected) in [
+        ("203.0.113.1:30081", "172.18.0.2"),
+        ("192.0.2.1:30081", "172.18.0.2"),
+        ("[2001:db8:113::1]:30081", "fd00:172:18::2"),
+        ("[2001:db8:2::1]:30081", "fd00:172:18::2"),
+    ] {
+        let to: SocketAddr = frontend.parse().unwrap();
+        let seen: BTreeSet<String> = clients.host("node").run(|| {
+            let answers = (0..24).map(|_| ask_tcp(to));
+            let answers = answers.filter(|answer| answer.backend() == Some("podB1"));
+            let sources = answers.filter_map(|answer| answer.source());
+            sources.map(|source| source.to_string()).collect()
+        });
+        assert_eq!(seen, BTreeSet::from([expected.to_owned()]), "{frontend}");
+    }
 }
 
 /// Every mark of one bit, except the masquerade bit, and the mark of all other bits.

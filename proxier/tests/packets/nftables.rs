@@ -120,6 +120,23 @@ fn each_client_reaches_each_service_over_tcp_and_udp_in_both_families() {
 }
 
 #[test]
+fn each_address_of_the_node_serves_node_ports_of_policy_local_over_maps() {
+    lab::test(|| {
+        let maps = Maps::new(Services::dual());
+        for (v4, v6) in [
+            ("203.0.113.1", "2001:db8:113::1"),
+            ("192.0.2.1", "2001:db8:2::1"),
+        ] {
+            let frontends = at(v4, v6, 30081, 30054);
+            for (client, expected) in super::local::PLAIN {
+                check_in(maps.clients(), client, &frontends, expected);
+            }
+        }
+        super::local::check_own_sources(maps.clients());
+    });
+}
+
+#[test]
 fn sctp_is_translated_as_tcp() {
     lab::test(|| {
         let maps = Maps::serving(Services::dual().instead_of_udp("SCTP"));
