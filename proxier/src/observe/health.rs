@@ -101,16 +101,28 @@ pub struct ApiView {
 pub struct HealthVerdict {
     /// Whether rounds are made in time: kube-proxy's `healthy` of each family.
     pub is_fresh: bool,
-    /// Whether the node should get new connections.
-    pub is_node_eligible: bool,
     /// Why the proxy is unhealthy by our own rules; empty if it is healthy.
     pub reasons: Vec<String>,
+    /// Why the node should get no new connections; `None` if it should.
+    pub ineligible: Option<&'static str>,
 }
 
 impl HealthVerdict {
     /// Returns whether the proxy is healthy, whatever the Node object says.
     pub fn is_healthy(&self) -> bool {
         self.is_fresh && self.reasons.is_empty()
+    }
+
+    /// Returns whether the node should get new connections, as far as its Node object says.
+    pub fn is_node_eligible(&self) -> bool {
+        self.ineligible.is_none()
+    }
+
+    /// Returns why `/healthz` fails, by kube-proxy's rules and by ours; nothing if it does not.
+    pub fn causes(&self) -> impl Iterator<Item = &str> {
+        let late = (!self.is_fresh).then_some("changes wait too long for a round");
+        let of_rules = late.into_iter().chain(self.ineligible);
+        of_rules.chain(self.reasons.iter().map(String::as_str))
     }
 }
 
@@ -148,8 +160,16 @@ impl Facts {
         }
         HealthVerdict {
             is_fresh: !waiting.is_some_and(|since| is_over(since, limits.freshness)),
-            is_node_eligible: self.node == NodeState::Staying,
             reasons,
+            ineligible: match self.node {
+                NodeState::Staying => None,
+                NodeState::Unknown => Some(
+                    "this node's Node object is unknown; --hostname-override names it if the host has another name",
+                ),
+                NodeState::Leaving => Some(
+                    "the Node is being deleted, or has the taint ToBeDeletedByClusterAutoscaler",
+                ),
+            },
         }
     }
 
@@ -243,7 +263,7 @@ mod tests {
         let mut facts = Facts::default();
         facts.queue(secs(1));
         let verdict = judge(&facts, 1_000);
-        assert!(verdict.is_fresh && !verdict.is_healthy() && !verdict.is_node_eligible);
+        assert!(verdict.is_fresh && !verdict.is_healthy() && !verdict.is_node_eligible());
     }
 
     #[test]
@@ -353,7 +373,7 @@ mod tests {
                 node,
                 ..programmed()
             };
-            judge(&facts, 100).is_node_eligible
+            judge(&facts, 100).is_node_eligible()
         };
         assert!(eligible(NodeState::Staying));
         assert!(!eligible(NodeState::Leaving) && !eligible(NodeState::Unknown));

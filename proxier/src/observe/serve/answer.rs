@@ -250,6 +250,10 @@ mod tests {
                       \"currentTime\":\"2027-01-15T08:01:01.12Z\",\
                       \"nodeEligible\":false,\"healthy\":true,\"status\"";
         assert!(text.contains(fields), "{text}");
+        assert!(
+            text.contains("\"reasons\":[\"the Node is being deleted"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -260,7 +264,8 @@ mod tests {
         assert!(text.starts_with("503"), "{text}");
         let fields = "\"nodeEligible\":true,\"healthy\":false,\"status\":{\"IPv4\":{\
                       \"lastUpdated\":\"2027-01-15T08:00:00.5Z\",\"healthy\":false}";
-        assert!(text.contains(fields) && !text.contains("reasons"), "{text}");
+        assert!(text.contains(fields), "{text}");
+        assert!(text.contains("\"reasons\":[\"changes wait"), "{text}");
         assert!(get(Site::Health, "/livez", &facts, None).starts_with("503"));
     }
 

@@ -19,8 +19,8 @@ struct HealthBody<'a> {
     healthy: bool,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     status: BTreeMap<&'static str, FamilyBody>,
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    reasons: &'a [String],
+    #[serde(skip_serializing_if = "<[&str]>::is_empty")]
+    reasons: &'a [&'a str],
 }
 
 #[derive(Serialize)]
@@ -33,9 +33,10 @@ struct FamilyBody {
 /// Returns whether the node should get connections, and the body that says why.
 pub(super) fn healthz(view: &View<'_>) -> (bool, String) {
     let verdict = &view.verdict;
-    let is_eligible = verdict.is_node_eligible;
+    let is_eligible = verdict.is_node_eligible();
     let is_healthy = verdict.is_healthy();
-    let body = body(view, is_healthy, Some(is_eligible), &verdict.reasons);
+    let reasons: Vec<&str> = verdict.causes().collect();
+    let body = body(view, is_healthy, Some(is_eligible), &reasons);
     (is_healthy && is_eligible, body)
 }
 
@@ -52,7 +53,7 @@ fn body(
     view: &View<'_>,
     is_healthy: bool,
     node_eligible: Option<bool>,
-    reasons: &[String],
+    reasons: &[&str],
 ) -> String {
     let is_passing = is_healthy && node_eligible != Some(false);
     let updated = view.facts.updated;

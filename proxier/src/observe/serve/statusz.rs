@@ -92,18 +92,15 @@ fn text(view: &View<'_>) -> String {
         PATHS.join(" ")
     );
     let verdict = &view.verdict;
-    let health = match (verdict.is_healthy(), verdict.is_node_eligible) {
+    let health = match (verdict.is_healthy(), verdict.is_node_eligible()) {
         (true, true) => "healthy",
         (true, false) => "healthy, but the node is unknown or being deleted",
         (false, _) => "unhealthy",
     };
     // Writing to a String cannot fail, here and below.
     let _ = writeln!(page, "Health: {health}");
-    if !verdict.is_fresh {
-        let _ = writeln!(page, "Unhealthy because changes wait too long for a round");
-    }
-    for reason in &verdict.reasons {
-        let _ = writeln!(page, "Unhealthy because {reason}");
+    for reason in verdict.causes() {
+        let _ = writeln!(page, "/healthz fails because {reason}");
     }
     let _ = writeln!(page, "Last round: {}", timestamp(view.facts.updated));
     let kinds = view.watch.iter().flat_map(|status| status.kinds());

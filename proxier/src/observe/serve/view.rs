@@ -130,7 +130,7 @@ impl Viewer {
 /// Records what the health pages would answer now.
 fn record_health(view: &View<'_>) {
     let verdict = &view.verdict;
-    let is_passing = verdict.is_healthy() && verdict.is_node_eligible;
+    let is_passing = verdict.is_healthy() && verdict.is_node_eligible();
     for (probe, passes) in [("healthz", is_passing), ("livez", verdict.is_fresh)] {
         metrics::gauge!("ipvs_proxier_healthy", "probe" => probe).set(f64::from(u8::from(passes)));
     }

@@ -36,7 +36,7 @@ pub(super) fn ask(method: &str, address: &str, path: &str) -> Option<String> {
     Some(format!("{}\n\n{}", lines.join("\n"), without_times(body)))
 }
 
-/// Replaces the values of `lastUpdated` and `currentTime`.
+/// Replaces the values of `lastUpdated` and `currentTime`, and removes our own field `reasons`.
 fn without_times(body: &str) -> String {
     let mut text = String::new();
     let mut rest = body;
@@ -51,7 +51,12 @@ fn without_times(body: &str) -> String {
         rest = rest[end..].split_once('"').map_or("", |(_, rest)| rest);
         text.push('"');
     }
-    text + rest
+    text += rest;
+    // The last field of a body that says no. kube-proxy does not have it.
+    match text.split_once(",\"reasons\":[") {
+        Some((before, _)) => format!("{before}}}"),
+        None => text,
+    }
 }
 
 /// A program under test, and what it answered.
