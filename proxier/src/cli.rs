@@ -46,7 +46,7 @@ mod takeover_flag;
 
 /// A service proxy for Kubernetes nodes that programs the kernel's IPVS.
 #[derive(Debug, Parser)]
-#[command(name = "ipvs-proxier", version)]
+#[command(name = "ipvs-proxier", version, args_override_self = true)]
 pub struct Cli {
     #[command(subcommand)]
     command: CliCommand,
@@ -73,7 +73,12 @@ impl Cli {
     pub fn from_process() -> Self {
         // No valid argument has bytes that are not UTF-8, so such an argument is reported as unknown.
         let arguments = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-        Self::parse_from(proxy_flags::normalize(arguments))
+        Self::try_parse_from(proxy_flags::normalize(arguments)).unwrap_or_else(|error| {
+            // If standard error is closed, only the exit code remains.
+            let _ = error.print();
+            // Not clap's 2, which means "something would change" here.
+            std::process::exit(i32::from(error.use_stderr()))
+        })
     }
 
     /// Runs the command and returns its exit code.
@@ -181,8 +186,13 @@ impl ServiceAddressesFlag {
 
 impl NodeFlags {
     /// Reads the configuration, starts the log, and logs which settings have no effect.
-    fn resolve(&self) -> anyhow::Result<(Resolved, NodeSettings)> {
-        let (resolved, settings) = self.proxy.resolve()?;
+    ///
+    /// `beside_file` names the flags that count beside `--config` with this command, and not with kube-proxy.
+    fn resolve(
+        &self,
+        beside_file: &'static [&'static str],
+    ) -> anyhow::Result<(Resolved, NodeSettings)> {
+        let (resolved, settings) = self.proxy.resolve(beside_file)?;
         logging::start(resolved.logging());
         for notice in &resolved.notices {
             tracing::warn!("{notice}");

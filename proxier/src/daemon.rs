@@ -11,6 +11,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,7 @@ mod gate;
 mod log;
 mod mark_chain;
 mod measure;
+mod patience;
 mod periods;
 mod publish;
 mod settings;
@@ -46,6 +48,7 @@ use gate::Gate;
 use log::RoundLog;
 pub(crate) use mark_chain::MarkChainCheck;
 pub use measure::Meter;
+pub(crate) use patience::NoInput;
 pub use periods::Periods;
 pub use publish::Publisher;
 pub(crate) use settings::KernelSettings;
@@ -153,10 +156,11 @@ impl<D: Dataplane> Daemon<D> {
     /// Makes one round as soon as the input is complete, and up to four more that are due at once.
     ///
     /// Returns whether all of the last round took effect.
-    pub fn run_once(&mut self, messages: &Receiver<Message>) -> bool {
-        if !self.listen(messages) {
-            return false;
-        }
+    ///
+    /// # Errors
+    /// If the input does not become complete; see [`Daemon::await_input`].
+    pub(crate) fn run_once(&mut self, messages: &Receiver<Message>) -> Result<bool, NoInput> {
+        self.await_input(messages)?;
         let mut has_succeeded = self.act(clock::since_boot());
         // If the kernel lacks the scheduler of a plan, the next round uses the default one. If it lacks
         // that too, the round after uses rr. Routes on the carrier replace addresses on it in four rounds.
@@ -167,7 +171,7 @@ impl<D: Dataplane> Daemon<D> {
             }
             has_succeeded = self.act(now);
         }
-        has_succeeded
+        Ok(has_succeeded)
     }
 
     /// Returns the proxier.
@@ -181,35 +185,48 @@ impl<D: Dataplane> Daemon<D> {
     /// round is due.
     pub fn listen(&mut self, messages: &Receiver<Message>) -> bool {
         loop {
-            let now = clock::since_boot();
-            let due = self.due();
-            // While no round is due, the gate waits for a message, which ends the wait.
-            let mut wait = due.map_or(self.periods.sync, |due| due.saturating_sub(now));
-            if self.begins_to_wait {
-                wait = wait.min(NODE_GRACE);
+            if let ControlFlow::Break(is_due) = self.hear(messages, self.periods.sync) {
+                return is_due;
             }
-            // Before the look at the queue, so that a Node that was sent is in it.
-            let was_node_sent =
-                self.begins_to_wait && self.watch.as_ref().is_some_and(Watch::has_sent_node);
-            let first = match messages.recv_timeout(wait) {
-                Ok(first) => first,
-                Err(RecvTimeoutError::Timeout) if std::mem::take(&mut self.begins_to_wait) => {
-                    self.log_missing_node(now, was_node_sent);
-                    continue;
-                }
-                Err(RecvTimeoutError::Timeout) if self.due().is_some() => return true,
-                Err(RecvTimeoutError::Timeout) => continue,
-                Err(RecvTimeoutError::Disconnected) => return false,
-            };
-            // One round handles all queued messages. Without the limit, an endless stream would delay it.
-            for message in std::iter::once(first).chain(messages.try_iter().take(QUEUE_LENGTH)) {
-                if !self.receive(message) {
-                    return false;
-                }
+        }
+    }
+
+    /// Receives the next messages, if some arrive within `limit`. Breaks with `true` if a round is due, and with
+    /// `false` if a stop was requested or every sender is dropped.
+    fn hear(&mut self, messages: &Receiver<Message>, limit: Duration) -> ControlFlow<bool> {
+        let now = clock::since_boot();
+        let due = self.due();
+        // While no round is due, the gate waits for a message, which ends the wait.
+        let mut wait = due.map_or(limit, |due| due.saturating_sub(now).min(limit));
+        if self.begins_to_wait {
+            wait = wait.min(NODE_GRACE);
+        }
+        // Before the look at the queue, so that a Node that was sent is in it.
+        let was_node_sent =
+            self.begins_to_wait && self.watch.as_ref().is_some_and(Watch::has_sent_node);
+        let first = match messages.recv_timeout(wait) {
+            Ok(first) => first,
+            Err(RecvTimeoutError::Timeout) if std::mem::take(&mut self.begins_to_wait) => {
+                self.log_missing_node(now, was_node_sent);
+                return ControlFlow::Continue(());
             }
-            if self.due().is_some_and(|due| due <= now) {
-                return true;
+            Err(RecvTimeoutError::Timeout) => {
+                return match self.due().is_some_and(|due| due <= now + wait) {
+                    true => ControlFlow::Break(true),
+                    false => ControlFlow::Continue(()),
+                };
             }
+            Err(RecvTimeoutError::Disconnected) => return ControlFlow::Break(false),
+        };
+        // One round handles all queued messages. Without the limit, an endless stream would delay it.
+        for message in std::iter::once(first).chain(messages.try_iter().take(QUEUE_LENGTH)) {
+            if !self.receive(message) {
+                return ControlFlow::Break(false);
+            }
+        }
+        match self.due().is_some_and(|due| due <= now) {
+            true => ControlFlow::Break(true),
+            false => ControlFlow::Continue(()),
         }
     }
 
@@ -259,11 +276,17 @@ impl<D: Dataplane> Daemon<D> {
             return;
         }
         if was_node_sent {
-            return self.log.problems(&self.proxier.current_problems(), now);
+            self.log.problems(&self.proxier.current_problems(), now);
         }
-        // The Node may exist.
-        let patience = gate::NODE_PATIENCE;
-        tracing::info!("waiting up to {patience:?} for our Node before the first round");
+        // The Node may exist, or be created by then.
+        let (patience, name) = (
+            gate::NODE_PATIENCE,
+            &self.proxier.planner().config().node_name,
+        );
+        tracing::info!(
+            "waiting up to {patience:?} for Node {name} before the first round; if this node has another name, \
+             pass it with --hostname-override"
+        );
     }
 
     /// Returns when the next round is due, in time since boot; `None` while the gate waits for input.

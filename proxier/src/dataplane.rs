@@ -326,9 +326,13 @@ impl From<netlink::Error> for Failure {
             // effect.
             _ => None,
         };
+        let hint = match error.is_permission_denied() {
+            true => "; this needs CAP_NET_ADMIN in the initial user namespace",
+            false => "",
+        };
         Self {
             errno,
-            message: error.to_string(),
+            message: format!("{error}{hint}"),
         }
     }
 }

@@ -9,7 +9,7 @@ use proxier::testing::daemon::{Daemon, Message, Meter, Periods, Publisher};
 use proxier::testing::dataplane::ipvs::{Ipvs, Kernel};
 use proxier::testing::filter::FilterConfig;
 use proxier::testing::ledger::LedgerFile;
-use proxier::testing::plan::{NodePortAddresses, PlanConfig};
+use proxier::testing::plan::PlanConfig;
 use proxier::testing::store::{Event, Interner, Update};
 use proxier::testing::sync::Proxier;
 use serde::{Deserialize, Serialize};
@@ -47,7 +47,6 @@ impl Step {
 fn config() -> anyhow::Result<PlanConfig> {
     Ok(PlanConfig {
         node_name: NODE.into(),
-        node_port_addresses: NodePortAddresses::parse(std::iter::empty())?,
         drain: Duration::from_secs(3_600),
         ..PlanConfig::default()
     })

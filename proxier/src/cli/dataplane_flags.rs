@@ -32,7 +32,7 @@ pub(super) struct DataplaneFlags {
     userspace_workers: Option<std::num::NonZeroU16>,
 
     /// Serve node ports at 127.0.0.1, too. The kernel cannot, so a relay in this process does [default: true with
-    /// the userspace dataplane, otherwise false].
+    /// the userspace dataplane or if --nodeport-addresses names localhost, otherwise false].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
     localhost_nodeports: Option<bool>,
@@ -157,8 +157,11 @@ impl DataplaneFlags {
 
     /// Starts the relay that serves node ports at 127.0.0.1 beside the kernel. Returns `None` if no
     /// setting asks for it.
-    pub(super) fn start_companion(&self) -> Result<Option<Userspace>, Failure> {
-        if !self.has_localhost_node_ports(DataplaneKind::Ipvs) {
+    pub(super) fn start_companion(
+        &self,
+        settings: &NodeSettings,
+    ) -> Result<Option<Userspace>, Failure> {
+        if !self.has_localhost_node_ports(DataplaneKind::Ipvs, settings) {
             return Ok(None);
         }
         let limits = RelayLimits {
@@ -173,8 +176,12 @@ impl DataplaneFlags {
     }
 
     /// Returns whether 127.0.0.1 serves node ports.
-    pub(super) fn has_localhost_node_ports(&self, kind: DataplaneKind) -> bool {
-        let default = kind == DataplaneKind::Userspace;
+    pub(super) fn has_localhost_node_ports(
+        &self,
+        kind: DataplaneKind,
+        settings: &NodeSettings,
+    ) -> bool {
+        let default = kind == DataplaneKind::Userspace || settings.localhost_node_ports;
         self.localhost_nodeports.unwrap_or(default)
     }
 

@@ -31,6 +31,8 @@ pub(super) fn start(logging: Logging) {
         .with_env_filter(filter)
         // Standard output is for results: `plan -o json` and `status` must stay parseable.
         .with_writer(std::io::stderr)
+        // It would write them to standard error, too, and panic if that is a closed pipe.
+        .log_internal_errors(false)
         .with_target(false);
     // Fails if a log was started before.
     let _ = match logging.format {

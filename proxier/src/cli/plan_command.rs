@@ -71,6 +71,9 @@ enum PlanOutput {
     Nft,
 }
 
+/// The flag that counts beside `--config`: the kubeconfig that kube-proxy's file names is in its Pod.
+const BESIDE_FILE: &[&str] = &["kubeconfig"];
+
 /// The exit code if there are changes or findings.
 const CHANGES: u8 = 2;
 
@@ -85,7 +88,7 @@ struct JsonPlan {
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let (_, settings) = self.node.resolve()?;
+        let (_, settings) = self.node.resolve(BESIDE_FILE)?;
         let mut setup = self.node.setup(settings)?;
         if self.dataplane.is_nftables(&setup.settings) {
             return self.print_nftables(&setup);
@@ -106,8 +109,7 @@ impl Flags {
                     Ok(linux)
                 });
                 let linux = linux.context(
-                    "the kernel's table cannot be read, which needs CAP_NET_ADMIN in the initial user \
-                     namespace; --against=empty needs no privilege",
+                    "the kernel's table cannot be read (--against=empty needs no privilege)",
                 )?;
                 self.print(self.ipvs(&setup, linux, self.state.file())?)
             }
@@ -150,10 +152,7 @@ impl Flags {
         let watch = setup.follow(&self.node.source, kind, (None, sender))?;
         // A daemon that only listens: its gate decides when the input is complete, as for `run`.
         let mut daemon = Daemon::new(proxier, Periods::default(), watch);
-        anyhow::ensure!(
-            daemon.listen(&messages),
-            "the input ended before all objects arrived"
-        );
+        daemon.await_input(&messages)?;
         let mut proxier = daemon.into_proxier();
         anyhow::ensure!(
             proxier.may_start()?,

@@ -20,8 +20,12 @@ impl ProxyFlags {
     ///
     /// # Errors
     /// If a flag or a field is invalid, or the file is unreadable.
-    pub(super) fn resolve(&self) -> anyhow::Result<(Resolved, NodeSettings)> {
-        let flags = FlagValues::parse(&self.0).context("invalid flags")?;
+    pub(super) fn resolve(
+        &self,
+        beside_file: &'static [&'static str],
+    ) -> anyhow::Result<(Resolved, NodeSettings)> {
+        let mut flags = FlagValues::parse(&self.0).context("invalid flags")?;
+        flags.beside_file = beside_file;
         let path = match &*flags.command.text("config") {
             "" => None,
             path => Some(PathBuf::from(path)),

@@ -119,7 +119,7 @@ impl Flags {
             print(&version(form))?;
             return Ok(ExitCode::SUCCESS);
         }
-        let (resolved, settings) = self.node.resolve()?;
+        let (resolved, settings) = self.node.resolve(&[])?;
         let command = &resolved.command;
         let write_config_to = command.text("write-config-to");
         if !write_config_to.is_empty() {
@@ -183,7 +183,7 @@ impl Flags {
             .filtering(packets)
             .excluding(settings.exclude.clone())
             .naming(start.owners.clone());
-        let dataplane = Beside::new(ipvs, self.dataplane.start_companion()?);
+        let dataplane = Beside::new(ipvs, self.dataplane.start_companion(&setup.settings)?);
         let proxier =
             Proxier::of(dataplane, plan).ignoring_external_ips(settings.ignores_external_ips);
         let equip = |daemon| {
@@ -226,7 +226,7 @@ impl Flags {
         send_changes_of_machine(form, devices, port, &inbox.sender)?;
         let (sender, rules_port) = (inbox.sender.clone(), dataplane.rules_port());
         let former = self.former_ipvs(setup, &plan, packets)?;
-        let dataplane = Beside::new(dataplane, self.dataplane.start_companion()?);
+        let dataplane = Beside::new(dataplane, self.dataplane.start_companion(&setup.settings)?);
         let proxier =
             Proxier::of(dataplane, plan).ignoring_external_ips(setup.settings.ignores_external_ips);
         let equip = |daemon| {
@@ -351,7 +351,9 @@ impl Flags {
     /// Returns the choices of the plan for this dataplane.
     fn plan(&self, setup: &Setup, kind: DataplaneKind) -> PlanConfig {
         PlanConfig {
-            has_localhost_node_ports: self.dataplane.has_localhost_node_ports(kind),
+            has_localhost_node_ports: self
+                .dataplane
+                .has_localhost_node_ports(kind, &setup.settings),
             ..setup.plan.clone()
         }
     }
@@ -393,7 +395,7 @@ impl Flags {
             .doing(Meter::default())
             .doing(Reporter::new(sources.bind_failures.clone()));
         if self.once {
-            let code = match daemon.run_once(&inbox.messages) {
+            let code = match daemon.run_once(&inbox.messages)? {
                 true => ExitCode::SUCCESS,
                 false => ExitCode::FAILURE,
             };
@@ -480,6 +482,11 @@ fn version(form: &str) -> String {
 /// `--write-config-to`: writes the configuration that results from the flags and the file.
 fn write_config(resolved: &Resolved, path: &str) -> anyhow::Result<ExitCode> {
     let text = resolved.to_yaml();
+    // As a file, standard output would be truncated.
+    if ["-", "/dev/stdout"].contains(&path) {
+        print(&text)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     std::fs::write(path, text).with_context(|| format!("writing the configuration to {path}"))?;
     tracing::info!("wrote the configuration to {path}");
     Ok(ExitCode::SUCCESS)

@@ -80,6 +80,9 @@ impl SourceFlags {
             follow::manifests(path.clone(), options, listener).context("--manifests")?;
             return Ok(None);
         }
+        if let Some(warning) = settings.unknown_networks() {
+            tracing::warn!("{warning}");
+        }
         let config = watch::WatchConfig {
             server: watch::ServerLocation {
                 kubeconfig: settings.kubeconfig.clone(),

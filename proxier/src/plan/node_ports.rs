@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::cluster::model::{Cidr, Family};
 
-/// The word for the node's main address of each family.
-const PRIMARY: &str = "primary";
+/// The words in place of networks: the node's main address of each family, its loopback addresses (Kubernetes 1.37), and
+/// all addresses (1.37).
+const WORDS: [&str; 3] = ["primary", "localhost", "all"];
 
 /// The operator's choice of the addresses that serve node ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub enum NodePortAddresses {
     /// A family without an address there serves no node ports, as the Kubernetes documentation
     /// says. kube-proxy's IPVS mode differs: it serves them on all addresses.
     Primary,
+    /// Those of [`NodePortAddresses::Primary`], and loopback addresses.
+    PrimaryAndLoopback,
 }
 
 /// The default is all addresses.
@@ -32,24 +35,51 @@ impl NodePortAddresses {
     /// Parses the values of the flag; an empty list means all addresses.
     ///
     /// # Errors
-    /// If a value is neither a network nor `primary`, or `primary` is not the only value
-    /// (kube-proxy's `validateKubeProxyNodePortAddress`, 1.36).
+    /// If a value is neither a network nor one of `primary`, `localhost` and `all`, or if one of these is repeated or
+    /// combined with networks. The error has the index of the value.
     pub fn parse<'a>(
         words: impl IntoIterator<Item = &'a str>,
-    ) -> Result<Self, InvalidNodePortAddresses> {
+    ) -> Result<Self, (usize, InvalidNodePortAddresses)> {
         let words: Vec<&str> = words.into_iter().collect();
-        match words[..] {
-            // `--nodeport-addresses=` is one empty value to clap.
-            [""] => return Ok(Self::default()),
-            [PRIMARY] => return Ok(Self::Primary),
-            _ if words.contains(&PRIMARY) => return Err(InvalidNodePortAddresses::Mixed),
-            _ => {}
+        let has = |word: &str| words.contains(&word);
+        if let Some(index) = words.iter().position(|word| WORDS.contains(word)) {
+            let is_first = |(index, word): (usize, &&str)| {
+                WORDS.contains(word) && !words[..index].contains(word)
+            };
+            if !words.iter().enumerate().all(is_first) {
+                return Err((
+                    index,
+                    InvalidNodePortAddresses::Mixed(words[index].to_owned()),
+                ));
+            }
+            return Ok(match (has("all"), has("primary"), has("localhost")) {
+                (true, ..) => Self::default(),
+                (_, true, true) => Self::PrimaryAndLoopback,
+                (_, true, false) => Self::Primary,
+                (_, false, _) => Self::loopback(),
+            });
         }
-        let read = |word: &str| {
-            Cidr::parse(word).map_err(|_| InvalidNodePortAddresses::Word(word.to_owned()))
+        // `--nodeport-addresses=` is one empty value to clap.
+        if words == [""] {
+            return Ok(Self::default());
+        }
+        let read = |(index, word): (usize, &&str)| match Cidr::parse(word) {
+            // Unlike `Cidr::parse`, Go permits no white space around it.
+            Ok(network) if !word.contains(char::is_whitespace) => Ok(network),
+            _ => Err((index, InvalidNodePortAddresses::Word)),
         };
-        let networks = words.into_iter().map(read).collect::<Result<_, _>>()?;
+        let networks = words
+            .iter()
+            .enumerate()
+            .map(read)
+            .collect::<Result<_, _>>()?;
         Ok(Self::Networks(networks))
+    }
+
+    /// Returns the loopback addresses of both families.
+    fn loopback() -> Self {
+        let hosts = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+        Self::Networks(hosts.map(|host: IpAddr| host.into()).into())
     }
 
     /// Returns the addresses of `machine` that serve node ports of `family`, in order.
@@ -64,7 +94,7 @@ impl NodePortAddresses {
         let of_family = |address: &IpAddr| Family::from(*address) == family;
         let machine = machine.iter().copied().filter(of_family);
         match self {
-            Self::Primary => {
+            Self::Primary | Self::PrimaryAndLoopback => {
                 let primary = node.iter().find(|address| of_family(address));
                 machine.filter(|own| Some(own) == primary).collect()
             }
@@ -83,6 +113,7 @@ impl NodePortAddresses {
     pub(super) fn includes_loopback(&self, address: IpAddr) -> bool {
         match self {
             Self::Primary => false,
+            Self::PrimaryAndLoopback => address.is_loopback(),
             Self::Networks(networks) => {
                 self.serves_everywhere(address.into())
                     || networks.iter().any(|net| net.contains(address))
@@ -121,12 +152,12 @@ impl NodePortAddresses {
 /// The reason why a list of node-port addresses is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidNodePortAddresses {
-    /// A value is not a network.
-    #[error("{0:?} is not a network in CIDR form, such as 192.0.2.0/24, and not \"primary\"")]
-    Word(String),
-    /// `primary` is combined with other values.
-    #[error("\"primary\" cannot be combined with networks")]
-    Mixed,
+    /// A value is not a network. The text is kube-proxy's.
+    #[error("must be a valid CIDR")]
+    Word,
+    /// This word is repeated or combined with networks. The text is kube-proxy's.
+    #[error("can't use both '{0}' and CIDRs")]
+    Mixed(String),
 }
 
 #[cfg(test)]
@@ -206,16 +237,47 @@ mod tests {
         assert_eq!(parse(&[]), Ok(NodePortAddresses::default()));
         assert_eq!(parse(&[""]), Ok(NodePortAddresses::default()));
         assert_eq!(parse(&["primary"]), Ok(NodePortAddresses::Primary));
-        for mixed in [
-            &["primary", "10.0.0.0/8"][..],
-            &["10.0.0.0/8", "primary"],
-            &["primary", "primary"],
+        for (index, mixed) in [
+            (0, &["primary", "10.0.0.0/8"][..]),
+            (1, &["10.0.0.0/8", "primary"]),
+            (0, &["primary", "primary"]),
+            (1, &["10.0.0.0/8", "localhost"]),
+            (0, &["all", "10.0.0.0/8", "localhost"]),
         ] {
-            assert_eq!(parse(mixed), Err(InvalidNodePortAddresses::Mixed));
+            let word = InvalidNodePortAddresses::Mixed(mixed[index].to_owned());
+            assert_eq!(parse(mixed), Err((index, word)));
         }
-        for word in ["10.0.0.1", "Primary", "::0", "10.0.0.0/33", ""] {
+        for word in ["10.0.0.1", "Primary", "::0", "10.0.0.0/33", "", " fd00::/8"] {
             let wrong = parse(&["10.0.0.0/8", word]);
-            assert_eq!(wrong, Err(InvalidNodePortAddresses::Word(word.to_owned())));
+            assert_eq!(wrong, Err((1, InvalidNodePortAddresses::Word)));
+        }
+    }
+
+    #[test]
+    fn words_of_kubernetes_1_37_choose_loopback_addresses_and_all() {
+        let parse = |words: &[&str]| NodePortAddresses::parse(words.iter().copied()).unwrap();
+        let localhost = IpAddr::from(Ipv4Addr::LOCALHOST);
+        for (words, v4, has_loopback) in [
+            (&["primary"][..], "10.0.0.2", false),
+            (&["primary", "localhost"], "10.0.0.2", true),
+            (&["localhost", "primary"], "10.0.0.2", true),
+            (&["localhost"], "", true),
+            (&["all"], "10.0.0.1 10.0.0.2", true),
+            (&["primary", "all"], "10.0.0.1 10.0.0.2", true),
+        ] {
+            let chosen = parse(words);
+            let machine = addresses("10.0.0.1 10.0.0.2").into_iter().collect();
+            let node = addresses("10.0.0.2");
+            assert_eq!(
+                chosen.serving(Family::V4, &machine, &node),
+                addresses(v4),
+                "{words:?}"
+            );
+            assert_eq!(
+                chosen.includes_loopback(localhost),
+                has_loopback,
+                "{words:?}"
+            );
         }
     }
 }

@@ -64,7 +64,7 @@ use crate::sources::events::{EventBook, EventTimes, Notice};
 pub use self::encoding::Encoding;
 pub use self::status::{FollowState, Status};
 
-pub(crate) use self::status::StatusReader;
+pub(crate) use self::status::{KindStatus, StatusReader};
 
 /// The API server to follow, and the settings of the watch.
 #[derive(Clone, Debug)]
@@ -102,8 +102,8 @@ pub enum NodeScope {
 pub struct ServerLocation {
     /// A kubeconfig file (`--kubeconfig`). Its current context is used.
     pub kubeconfig: Option<PathBuf>,
-    /// A URL, or `host:port` for plain HTTP (`--master`). Overrides the kubeconfig's address. Without https, no
-    /// credential is sent.
+    /// A URL, or `host:port` for plain HTTP, or several with commas (`--master`). Overrides the kubeconfig's address.
+    /// Without https, no credential is sent.
     pub master: Option<String>,
 }
 

@@ -21,4 +21,5 @@ mod recorded;
 mod refusals;
 mod restored;
 mod secrets;
+mod servers;
 mod watches;

@@ -318,3 +318,47 @@ fn a_file_in_half_a_character_is_an_error() {
         assert_refused(with_kubeconfig(&file), &[]);
     }
 }
+
+#[test]
+fn commands_that_end_do_not_wait_for_an_api_server_that_rejects_them() {
+    let folder = Folder::new();
+    let state = folder.0.path().join("state.jsonl");
+    let state = format!("--state-file={}", state.display());
+    for code in [401, 403] {
+        let server = ApiServer::start();
+        server.configure(|behaviour| {
+            behaviour.refused.insert("services".into(), code);
+        });
+        let master = format!("--master={}", server.url());
+        for command in [
+            &["plan", "--against=empty"][..],
+            &["run", "--once", "--dataplane=userspace"],
+        ] {
+            let output = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"))
+                .args(command)
+                .args([&master, &state, "--node-name=us"])
+                .output()
+                .unwrap();
+            let log = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{command:?}: {log}");
+            let expected = format!("the API server rejects this node's requests: {code}");
+            assert!(log.contains(&expected), "{command:?}: {log}");
+        }
+    }
+}
+
+/// The limit is 30 s.
+#[test]
+fn commands_that_end_do_not_wait_for_ever_for_an_api_server_that_is_down() {
+    let output = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"))
+        .args(["plan", "--against=empty", "--node-name=us"])
+        .arg(format!("--master=127.0.0.1:{}", unused_port()))
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{log}");
+    assert!(
+        log.contains("nothing from the API server for 30 s: no connection"),
+        "{log}"
+    );
+}

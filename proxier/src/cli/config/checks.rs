@@ -190,9 +190,10 @@ impl Checks<'_> {
             self.fail("bindAddress", rule);
         }
         let version = self.values.text("showHiddenMetricsForVersion");
-        if !matches!(&*version, "" | "1.35") {
-            let rule = "must be omitted or have the value '1.35'; only the previous minor version is \
-                        allowed";
+        // kube-proxy permits only the version before its own. A file may be another version's.
+        let minor = version.strip_prefix("1.").map(str::parse::<u8>);
+        if !version.is_empty() && !matches!(minor, Some(Ok(_))) {
+            let rule = "must be omitted or be a minor version of Kubernetes, such as '1.35'";
             self.fail("showHiddenMetricsForVersion", rule);
         }
     }
@@ -242,15 +243,20 @@ impl Checks<'_> {
     pub(super) fn node_ports(&mut self) -> NodePortAddresses {
         let path = "nodePortAddresses";
         let words = self.values.words(path);
-        match words.iter().position(|word| word == "primary") {
-            Some(_) if words.len() == 1 => NodePortAddresses::Primary,
-            Some(index) => {
-                let rule = "can't use both 'primary' and CIDRs";
-                self.fail_with(format!("{path}[{index}]"), &"primary".into(), rule);
-                NodePortAddresses::Primary
-            }
-            None => NodePortAddresses::Networks(self.networks(path)),
-        }
+        let chosen = NodePortAddresses::parse(words.iter().map(String::as_str));
+        chosen.unwrap_or_else(|(index, rule)| {
+            let value = words.get(index).map_or("", String::as_str).into();
+            self.fail_with(format!("{path}[{index}]"), &value, rule);
+            NodePortAddresses::default()
+        })
+    }
+
+    /// Returns whether the configuration asks for node ports at loopback addresses: by the word of Kubernetes 1.37, or by
+    /// its feature gate. Without them, kube-proxy's modes ipvs and nftables serve none.
+    pub(super) fn localhost_node_ports(&self) -> bool {
+        let words = self.values.words("nodePortAddresses");
+        gates::localhost_node_ports(self.values)
+            .unwrap_or_else(|| words.iter().any(|word| word == "localhost"))
     }
 
     pub(super) fn local_mode(&mut self) -> LocalMode {

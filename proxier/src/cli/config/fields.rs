@@ -114,7 +114,7 @@ pub const FIELDS: [Field; 60] = [
     optional!("nftables.masqueradeBit", Differs("used only if mode is nftables"), Integer, "14"),
     field!("nftables.minSyncPeriod", OTHER_MODE, Duration, "1s"),
     field!("nftables.syncPeriod", OTHER_MODE, Duration, "30s"),
-    field!("nodePortAddresses", Same, Words, ""),
+    field!("nodePortAddresses", NODE_PORTS, Words, ""),
     optional!("oomScoreAdj", Same, Integer, "-999"),
     field!("portRange", Nothing("kube-proxy ignores it too"), Text, ""),
     field!("showHiddenMetricsForVersion", Nothing("this program has no hidden metrics"), Text, ""),
@@ -133,8 +133,13 @@ const BIND: Effect = Differs(
 );
 const GATES: Effect = Differs(
     "a locked gate accepts only its locked value, as in kube-proxy. LoggingAlphaOptions permits \
-     logging.options, LoggingBetaOptions permits the format json, and AllowServiceExternalIPs permits \
-     external IPs of Services. All other gates have no effect",
+     logging.options, LoggingBetaOptions permits the format json, AllowServiceExternalIPs permits \
+     external IPs of Services, and KubeProxyNFTablesLocalhostNodePorts is the default of \
+     --localhost-nodeports. All other gates have no effect",
+);
+const NODE_PORTS: Effect = Differs(
+    "the words localhost and all of kube-proxy 1.37 are understood, too. localhost serves node ports at 127.0.0.1 \
+     without the feature gate that 1.37 requires, unless that is false",
 );
 const VERBOSITY: Effect = Differs(
     "0 to 3 log information, warnings and errors; 4 adds debug lines, 5 and more trace lines. The \

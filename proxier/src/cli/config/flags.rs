@@ -79,6 +79,11 @@ const DEPRECATED_PORT: Effect = Differs(
      another port completes an address without one",
 );
 
+const SERVERS: Effect = Differs(
+    "several addresses are possible, separated by commas: if one does not answer, the next one is asked within seconds",
+);
+const WRITTEN: Effect = Differs("- means standard output, as /dev/stdout does");
+
 // One row a line is easier to compare with kube-proxy's help than rustfmt's six.
 #[rustfmt::skip]
 /// Every flag of kube-proxy 1.36.2 except `--help`, sorted by name, with its two hidden ones.
@@ -171,8 +176,8 @@ pub const FLAGS: [Flag; 58] = [
         "Files that may have the machine's id"),
     field!("masquerade-all", "", "false", "iptables.masqueradeAll",
         "Masquerade all connections to cluster IPs"),
-    command!("master", "URL", "", Same, Text,
-        "Address of the API server; overrides the one in the kubeconfig"),
+    command!("master", "URL[,URL]", "", SERVERS, Text,
+        "Address of the API server, or of several: if one does not answer, the next one is asked. Overrides those in the kubeconfig"),
     field!("metrics-bind-address", "IP[:PORT]", "127.0.0.1:10249", "metricsBindAddress",
         "Address of the metrics server"),
     command!("metrics-port", "PORT", "", DEPRECATED_PORT, Integer,
@@ -203,8 +208,8 @@ pub const FLAGS: [Flag; 58] = [
         "Print the version and exit; --version=raw prints its parts"),
     field!("vmodule", "PATTERN=LEVEL[,..]", "", "logging.vmodule",
         "Verbosity of single source files"),
-    command!("write-config-to", "FILE", "", Same, Text,
-        "Write the configuration that these flags mean to this file, and exit"),
+    command!("write-config-to", "FILE", "", WRITTEN, Text,
+        "Write the configuration that these flags mean to this file, or to standard output (-), and exit"),
 ];
 
 impl Flag {
@@ -224,8 +229,8 @@ impl Flag {
         }
     }
 
-    /// Returns whether the flag counts beside `--config`.
-    pub(crate) fn counts_with_file(&self) -> bool {
+    /// Returns whether the flag counts beside `--config`, as in kube-proxy.
+    fn counts_with_file(&self) -> bool {
         match self.target {
             Target::Command(..) => !["healthz-port", "metrics-port"].contains(&self.name),
             Target::Field("hostnameOverride") => true,
@@ -245,9 +250,16 @@ pub(crate) struct FlagValues {
     pub(super) given: Vec<(&'static Flag, Value)>,
     /// The values of those without a field, by their names.
     pub(crate) command: Values,
+    /// The names of flags that count beside `--config`, too, though not in kube-proxy.
+    pub(crate) beside_file: &'static [&'static str],
 }
 
 impl FlagValues {
+    /// Returns whether the flag counts beside `--config`.
+    pub(super) fn counts_with_file(&self, flag: &Flag) -> bool {
+        flag.counts_with_file() || self.beside_file.contains(&flag.name)
+    }
+
     /// Parses the values of flags, in the order of the command line.
     ///
     /// # Errors

@@ -17,8 +17,12 @@ const LOGGING_ALPHA: &str = "LoggingAlphaOptions";
 /// Whether external IPs of Services are served.
 const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
 
+/// Whether node ports are served at loopback addresses, of Kubernetes 1.37 (KEP-6032).
+const LOCALHOST_NODE_PORTS: &str = "KubeProxyNFTablesLocalhostNodePorts";
+
 /// The gates that have a meaning here.
-const KNOWN: [&str; 5] = [
+const KNOWN: [&str; 6] = [
+    LOCALHOST_NODE_PORTS,
     LOGGING_ALPHA,
     "AllAlpha",
     "LoggingBetaOptions",
@@ -54,6 +58,13 @@ pub(super) fn permits_json(values: &Values) -> bool {
 /// Returns whether external IPs of Services are served.
 pub(super) fn permits_external_ips(values: &Values) -> bool {
     is_on(values, &[EXTERNAL_IPS], true)
+}
+
+/// Returns whether node ports are served at loopback addresses; `None` if no gate says it.
+pub(super) fn localhost_node_ports(values: &Values) -> Option<bool> {
+    let mut gates = gates(values);
+    let (_, value) = gates.find(|(gate, _)| gate == LOCALHOST_NODE_PORTS)?;
+    Some(value == true)
 }
 
 /// Returns the locked gates with another value.

@@ -141,7 +141,7 @@ impl Resolved {
         let patterns = values.take("logging.vmodule");
         for (flag, value) in &flags.given {
             if let Target::Field(path) = flag.target
-                && flag.counts_with_file()
+                && flags.counts_with_file(flag)
                 && path != HOSTNAME
             {
                 values.extend(path, value.clone());
@@ -169,7 +169,7 @@ impl Resolved {
             if !names.insert(flag.name) {
                 continue;
             }
-            if self.origins.file.is_some() && !flag.counts_with_file() {
+            if self.origins.file.is_some() && !flags.counts_with_file(flag) {
                 replaced.push(name);
             } else if let Effect::Nothing(why) = flag.effect() {
                 self.notices

@@ -26,6 +26,8 @@ pub(crate) struct NodeSettings {
     pub(crate) scheduler: ipvs::SchedulerName,
     /// The addresses that serve node ports.
     pub(crate) node_port_addresses: NodePortAddresses,
+    /// Whether kube-proxy's settings ask for node ports at loopback addresses.
+    pub(crate) localhost_node_ports: bool,
     /// The ranges in which no virtual server is deleted.
     pub(crate) exclude: Vec<Cidr>,
     /// How clients inside the cluster are recognised.
@@ -56,6 +58,17 @@ pub(crate) struct NodeSettings {
     pub(crate) servers: ServerAddresses,
     /// The value for `/proc/self/oom_score_adj`.
     pub(crate) oom_score_adj: i32,
+}
+
+impl NodeSettings {
+    /// Returns a warning if the Pods' networks are unknown, as kube-proxy has one.
+    pub(crate) fn unknown_networks(&self) -> Option<&'static str> {
+        let is_unknown = self.local_mode == LocalMode::ClusterCidr(Vec::new());
+        is_unknown.then_some(
+            "clusterCIDR is not set, and detectLocalMode is ClusterCIDR: only this node's Pods count as inside the \
+             cluster, so Pods of other nodes reach Services with externalTrafficPolicy Local as outside clients do",
+        )
+    }
 }
 
 /// The HTTP servers.
@@ -130,6 +143,7 @@ impl Resolved {
         let scheduler = checks.scheduler();
         let exclude = checks.networks("ipvs.excludeCIDRs");
         let node_port_addresses = checks.node_ports();
+        let localhost_node_ports = checks.localhost_node_ports();
         let local_mode = checks.local_mode();
         let is_nftables = self.section() == "nftables";
         let section = if is_nftables { "nftables" } else { "iptables" };
@@ -160,6 +174,7 @@ impl Resolved {
             node_name: non_empty(name).map(Arc::from),
             scheduler: scheduler?,
             node_port_addresses,
+            localhost_node_ports,
             exclude,
             local_mode,
             masquerade_all: values.is_true(&format!("{section}.masqueradeAll")),

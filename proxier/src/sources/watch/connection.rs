@@ -55,6 +55,9 @@ const STREAM_WINDOW: u32 = 256 << 10;
 /// whose response is not read must not stop the others.
 const STREAMS: u32 = 6;
 
+/// The limit for opening a connection if another server can be asked instead.
+const CONNECT_AMONG_MANY: Duration = Duration::from_secs(3);
+
 /// The connection settings that all followers share.
 ///
 /// After each failure that the kubeconfig may have caused, and before a plugin's credential expires, it is read again, so
@@ -71,6 +74,8 @@ pub(super) struct Connection {
 #[derive(Debug, Default)]
 struct LinkState {
     link: Option<Link>,
+    /// Which of several servers is asked: increases with each that did not answer.
+    turn: usize,
     /// A reading of the configuration that has not ended.
     reading: Option<JoinHandle<Result<Access, RequestFailure>>>,
     /// The warnings of the last reading of the configuration, which are not repeated.
@@ -85,6 +90,8 @@ struct Link {
     /// Host and port of the server, for metrics.
     host: Arc<str>,
     credential: Credential,
+    /// Whether the configuration names other servers, too.
+    has_others: bool,
     /// When the credential must be replaced.
     until: Option<SystemTime>,
     /// Distinguishes this link from a later one with the same settings.
@@ -111,7 +118,7 @@ impl Connection {
     /// Reads the configuration, so that an invalid one is reported at start. Sends nothing, and runs no credential
     /// plugin.
     pub(super) fn check(&self) -> Result<(), RequestFailure> {
-        location::read(&self.server).map(drop)
+        location::read(&self.server, 0).map(drop)
     }
 
     /// Sends a GET request; see [`Connection::send`].
@@ -131,9 +138,9 @@ impl Connection {
         let link = self.link().await?;
         let result = link.send(request, self.timeouts).await;
         if let Err(failure) = &result
-            && failure.concerns_connection()
+            && (failure.concerns_connection() || link.has_others && failure.concerns_server())
         {
-            self.forget(&link).await;
+            self.forget(&link, failure.concerns_server()).await;
         }
         result
     }
@@ -150,7 +157,8 @@ impl Connection {
         {
             return Ok(link.clone());
         }
-        let access = self.read(&mut state.reading).await?;
+        let turn = state.turn;
+        let access = self.read(&mut state.reading, turn).await?;
         for warning in &access.warnings {
             if !state.warnings.contains(warning) {
                 tracing::warn!("{warning}");
@@ -166,11 +174,12 @@ impl Connection {
     async fn read(
         &self,
         reading: &mut Option<JoinHandle<Result<Access, RequestFailure>>>,
+        turn: usize,
     ) -> Result<Access, RequestFailure> {
         let limit = self.timeouts.plugin;
         let begin = || {
             let server = self.server.clone();
-            spawn_blocking(move || location::read(&server))
+            spawn_blocking(move || location::read(&server, turn))
         };
         let result = timeout(limit, reading.get_or_insert_with(begin)).await;
         let result = result.map_err(|_| {
@@ -181,11 +190,17 @@ impl Connection {
         result.unwrap_or_else(|error| Err(RequestFailure::Configuration(error.to_string())))
     }
 
-    /// Makes the next request read the configuration again, unless `failed` was replaced already.
-    async fn forget(&self, failed: &Link) {
-        let link = &mut self.state.lock().await.link;
-        if matches!(&*link, Some(current) if Arc::ptr_eq(&current.identity, &failed.identity)) {
-            *link = None;
+    /// Makes the next request read the configuration again, unless `failed` was replaced already. If the server does not
+    /// answer, it goes to the next one.
+    async fn forget(&self, failed: &Link, is_server_down: bool) {
+        let mut state = self.state.lock().await;
+        let current = state.link.as_ref();
+        if current.is_some_and(|current| Arc::ptr_eq(&current.identity, &failed.identity)) {
+            state.link = None;
+            state.turn = state.turn.wrapping_add(is_server_down.into());
+            if failed.has_others && is_server_down {
+                tracing::info!("API server {}: no answer; trying the next one", failed.host);
+            }
         }
     }
 }
@@ -253,6 +268,11 @@ impl Link {
         }
         let wrong =
             |error: kube::Error| RequestFailure::Configuration(RequestFailure::chain(&error));
+        let has_others = access.servers > 1;
+        let mut timeouts = timeouts;
+        if has_others {
+            timeouts.connect = timeouts.connect.min(CONNECT_AMONG_MANY);
+        }
         let config = access.config;
         let host = config.cluster_url.authority();
         let host = host.map_or("", |authority| authority.as_str()).into();
@@ -281,6 +301,7 @@ impl Link {
             client: ClientBuilder::new(service, "default").build(),
             host,
             credential,
+            has_others,
             until,
             identity: Arc::default(),
         })

@@ -212,6 +212,17 @@ impl RequestFailure {
         }
     }
 
+    /// Returns whether another server may answer instead: this one, or the way to it, is down.
+    pub(super) fn concerns_server(&self) -> bool {
+        match self {
+            Self::Refused(refusal) => refusal.code >= 500,
+            Self::NoServer(_) | Self::Unreachable(_) | Self::Silent(_) => true,
+            Self::Configuration(_) | Self::Cut(_) | Self::Malformed(_) | Self::Reversed { .. } => {
+                false
+            }
+        }
+    }
+
     /// Returns whether the request probably reached no API server.
     pub(super) fn lacks_server(&self) -> bool {
         match self {
@@ -255,6 +266,11 @@ impl fmt::Display for ApiRefusal {
         }
         if !self.message.is_empty() {
             write!(f, ": {}", self.message)?;
+        }
+        if self.is_unauthorized() {
+            f.write_str(
+                "; the token or the client certificate is missing, expired or not of this cluster",
+            )?;
         }
         Ok(())
     }

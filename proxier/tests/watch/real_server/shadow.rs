@@ -208,7 +208,7 @@ fn a_node_where_kube_proxy_serves_is_explained_and_audited() {
         assert_eq!(refused.status.code(), Some(1), "{refused:?}");
         let words = String::from_utf8(refused.stderr).unwrap();
         assert!(
-            words.contains("table cannot be read, which needs CAP_NET_ADMIN"),
+            words.contains("table cannot be read") && words.contains("needs CAP_NET_ADMIN"),
             "{words}"
         );
     });

@@ -128,6 +128,24 @@ pub(crate) fn unknown_pods(
         LocalMode::BridgeInterface(_) | LocalMode::InterfaceNamePrefix(_) => return Vec::new(),
     };
     let mut problems = Vec::new();
+    let is_of_node = |network: &Cidr| {
+        let mut addresses = node.addresses.iter();
+        addresses.any(|&address| Family::from(address) == network.family())
+    };
+    if let Some(first) = of_cluster.first()
+        && !node.addresses.is_empty()
+        && !of_cluster.iter().any(is_of_node)
+    {
+        let message = "has no network of a family that this node's addresses have: no connection is recognised as one \
+                       of a Pod, except those of the Node's podCIDRs";
+        let value = format!("{first}");
+        problems.push(Problem::new(
+            "Configuration",
+            "clusterCIDR",
+            value,
+            message.to_owned(),
+        ));
+    }
     for (family, name) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
         let mut known = of_cluster.iter().chain(&node.pod_cidrs);
         let is_known = known.any(|network| network.family() == family);

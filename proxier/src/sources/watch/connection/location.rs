@@ -34,32 +34,41 @@ pub(super) struct Access {
     pub(super) credential: Credential,
     /// What is not used, and why.
     pub(super) warnings: Vec<String>,
+    /// The number of servers of the configuration, of which this is one.
+    pub(super) servers: usize,
 }
 
-/// Reads address and credentials of the API server. Runs no credential plugin.
-pub(super) fn read(server: &ServerLocation) -> Result<Access, RequestFailure> {
+/// The extension of a kubeconfig's cluster with more addresses of API servers, which `kubectl` ignores.
+const MORE_SERVERS: &str = "ipvs-proxier.io/servers";
+
+/// Reads address and credentials of the API server: of several, of the one whose turn it is. Runs no credential plugin.
+pub(super) fn read(server: &ServerLocation, turn: usize) -> Result<Access, RequestFailure> {
     let wrong = RequestFailure::Configuration;
-    let master = server.master.as_deref();
+    let masters = server.master.iter().flat_map(|list| list.split(','));
     let parse = |text| url::parse(text).map_err(|why| wrong(format!("--master: {why}")));
-    let master = master.map(parse).transpose()?;
-    match (&server.kubeconfig, master) {
-        (Some(file), master) => {
+    let masters = masters.map(parse).collect::<Result<Vec<_>, _>>()?;
+    match (&server.kubeconfig, &masters[..]) {
+        (Some(file), _) => {
             let named = |text| format!("kubeconfig {}: {text}", file.display());
-            let mut access = of_kubeconfig(file, master).map_err(|why| wrong(named(why)))?;
+            let access = of_kubeconfig(file, masters, turn);
+            let mut access = access.map_err(|why| wrong(named(why)))?;
             access.warnings = access.warnings.into_iter().map(named).collect();
             Ok(access)
         }
-        (None, Some(url)) => of_master(url).map_err(wrong),
-        (None, None) => {
-            of_pod().map_err(|why| wrong(format!("no kubeconfig, and not in a cluster: {why}")))
-        }
+        (None, [_, ..]) => of_master(masters, turn).map_err(wrong),
+        (None, []) => of_pod().map_err(|why| {
+            wrong(format!(
+                "no --kubeconfig and no --master, and not in a cluster: {why}"
+            ))
+        }),
     }
 }
 
 /// Returns plain access without a credential, or access with TLS and the authorities of this machine.
-fn of_master(url: Uri) -> Result<Access, String> {
+fn of_master(urls: Vec<Uri>, turn: usize) -> Result<Access, String> {
     let user = AuthInfo::default();
-    of_cluster(&Cluster::default(), &user, url, "--master", Path::new(""))
+    let urls = (urls, turn, "--master");
+    of_cluster(&Cluster::default(), &user, urls, Path::new(""))
 }
 
 fn of_pod() -> Result<Access, String> {
@@ -81,11 +90,16 @@ fn of_pod() -> Result<Access, String> {
         token_file: Some("token".into()),
         ..AuthInfo::default()
     };
-    of_cluster(&cluster, &user, url, "KUBERNETES_SERVICE_HOST", folder)
+    of_cluster(
+        &cluster,
+        &user,
+        (vec![url], 0, "KUBERNETES_SERVICE_HOST"),
+        folder,
+    )
 }
 
-/// Reads the current context of a kubeconfig; `master` overrides its server.
-fn of_kubeconfig(file: &Path, master: Option<Uri>) -> Result<Access, String> {
+/// Reads the current context of a kubeconfig; `masters` override its servers.
+fn of_kubeconfig(file: &Path, masters: Vec<Uri>, turn: usize) -> Result<Access, String> {
     let kubeconfig = Kubeconfig::from_yaml(&read_text(file)?);
     let kubeconfig = kubeconfig.map_err(|error| RequestFailure::chain(&error))?;
     let name = present(kubeconfig.current_context.as_deref());
@@ -113,16 +127,30 @@ fn of_kubeconfig(file: &Path, master: Option<Uri>) -> Result<Access, String> {
     if present(cluster.proxy_url.as_deref()).is_some() {
         return Err("proxy-url is not supported".into());
     }
-    let (url, setting) = match master {
-        Some(url) => (url, "--master"),
-        None => {
-            let server = present(cluster.server.as_deref());
-            let server = server.ok_or("server: the value is missing")?;
-            let url = url::parse(server).map_err(|why| format!("server: {why}"))?;
-            (url, "server")
-        }
+    let urls = match masters[..] {
+        [_, ..] => (masters, turn, "--master"),
+        [] => (servers(&cluster)?, turn, "server"),
     };
-    of_cluster(&cluster, &user, url, setting, file.parent().unwrap_or(file))
+    of_cluster(&cluster, &user, urls, file.parent().unwrap_or(file))
+}
+
+/// Returns the server of a cluster, and those that its extension adds.
+fn servers(cluster: &Cluster) -> Result<Vec<Uri>, String> {
+    let server = present(cluster.server.as_deref()).ok_or("server: the value is missing")?;
+    let mut urls = vec![url::parse(server).map_err(|why| format!("server: {why}"))?];
+    let wrong = |why: &str| format!("extension {MORE_SERVERS}: {why}");
+    if let Some(more) = extension(cluster, MORE_SERVERS) {
+        let list = more
+            .as_array()
+            .ok_or_else(|| wrong("the value is no list of URLs"))?;
+        for server in list {
+            let server = server
+                .as_str()
+                .ok_or_else(|| wrong("an element is no string"))?;
+            urls.push(url::parse(server).map_err(|why| wrong(&why))?);
+        }
+    }
+    Ok(urls)
 }
 
 /// Reads a file in UTF-8 or, with a byte order mark, in UTF-16.
@@ -142,14 +170,16 @@ fn read_text(file: &Path) -> Result<String, String> {
     text.ok_or_else(|| "the file is no text in UTF-8 or UTF-16".into())
 }
 
-/// Returns how to talk to `url`, which `setting` names, with the other settings of `cluster` and `user`.
+/// Returns how to talk to the URL whose turn it is, with the other settings of `cluster` and `user`. A setting names the
+/// URLs, of which there is at least one.
 fn of_cluster(
     cluster: &Cluster,
     user: &AuthInfo,
-    url: Uri,
-    setting: &str,
+    (mut urls, turn, setting): (Vec<Uri>, usize, &str),
     folder: &Path,
 ) -> Result<Access, String> {
+    let servers = urls.len();
+    let url = urls.swap_remove(turn % servers);
     let is_insecure = cluster.insecure_skip_tls_verify == Some(true);
     for (field, value) in [
         ("certificate-authority", &cluster.certificate_authority),
@@ -214,6 +244,7 @@ fn of_cluster(
         tls,
         credential,
         warnings,
+        servers,
     })
 }
 
@@ -225,9 +256,14 @@ fn authority(cluster: &Cluster, folder: &Path) -> Result<Option<Pem>, String> {
 
 /// Returns what the cluster has for the user's credential plugin.
 fn exec_extension(cluster: &Cluster) -> Option<serde_json::Value> {
+    extension(cluster, "client.authentication.k8s.io/exec").cloned()
+}
+
+/// Returns the extension of this name.
+fn extension<'a>(cluster: &'a Cluster, name: &str) -> Option<&'a serde_json::Value> {
     let mut extensions = cluster.extensions.iter().flatten();
-    let found = extensions.find(|found| found.name == "client.authentication.k8s.io/exec");
-    found.map(|found| found.extension.clone())
+    let found = extensions.find(|found| found.name == name);
+    found.map(|found| &found.extension)
 }
 
 fn server_name(cluster: &Cluster) -> Result<Option<ServerName<'static>>, String> {
