@@ -78,18 +78,60 @@ fn the_documentation_has_each_flag_and_field_with_its_effect() {
 }
 
 #[test]
-fn the_pages_have_each_flag_that_kube_proxy_does_not_have() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut page = std::fs::read_to_string(folder.join("README.md")).unwrap();
-    // Some topics have a page of their own.
-    for entry in std::fs::read_dir(folder.join("docs")).unwrap() {
-        page += &std::fs::read_to_string(entry.unwrap().path()).unwrap();
+fn the_schema_of_the_chart_has_each_field_of_the_configuration() {
+    let schema = include_str!("../../../deploy/chart/values.schema.json");
+    let schema: serde_json::Value = serde_json::from_str(schema).unwrap();
+    let config = &schema["properties"]["config"];
+    let leaves = |value: &serde_json::Value| value.to_string().matches("\"type\":").count();
+    for field in &FIELDS {
+        let pointer = field.path.replace('.', "/properties/");
+        let found = config.pointer(&format!("/properties/{pointer}"));
+        assert!(found.is_some_and(|it| leaves(it) <= 2), "{}", field.path);
     }
+    let names = |value: &serde_json::Value| -> Vec<String> {
+        value.as_object().unwrap().keys().cloned().collect()
+    };
+    let known = |name: &String| {
+        let is_it =
+            |field: &proxier::testing::config::Field| field.path.split('.').next() == Some(name);
+        ["apiVersion", "kind"].contains(&name.as_str()) || FIELDS.iter().any(is_it)
+    };
+    let unknown: Vec<String> = names(&config["properties"])
+        .into_iter()
+        .filter(|name| !known(name))
+        .collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+}
+
+/// The page has the conventions of helm-docs: a row for each comment `# --` of the values, with its text.
+#[test]
+fn the_page_of_the_chart_describes_each_value() {
+    let values = include_str!("../../../deploy/chart/values.yaml");
+    let page = include_str!("../../../deploy/chart/README.md");
+    let comments = values
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("# -- "));
+    let rows = page
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.contains(" | `"));
+    assert_eq!(comments.clone().count(), rows.count());
+    for comment in comments {
+        assert!(page.contains(comment), "no row says: {comment}");
+    }
+}
+
+#[test]
+fn the_reference_has_each_flag_that_kube_proxy_does_not_have() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(folder.join("README.md")).unwrap();
+    let (_, page) = page.split_once("\n## Flags\n").unwrap();
+    let (page, _) = page.split_once("\n## ").unwrap();
     let mut missing = Vec::new();
     for command in proxier::Cli::command().get_subcommands() {
         for name in command.get_arguments().filter_map(clap::Arg::get_long) {
             let is_theirs = FLAGS.iter().any(|flag| flag.name == name);
-            let is_documented = page.contains(&format!("`--{name}`"));
+            let row = format!("\n| `--{name}`");
+            let is_documented = page.contains(&row);
             if !is_theirs && !is_documented && name != "help" {
                 missing.push(format!("{} --{name}", command.get_name()));
             }

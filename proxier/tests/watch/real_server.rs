@@ -8,6 +8,8 @@
 //!
 //! The tests pass on old servers, without streaming lists and ServiceCIDRs, and on new ones.
 
+mod chart;
+mod cleaning;
 mod control_plane;
 mod deployment;
 mod recording;

@@ -164,11 +164,12 @@ impl ControlPlane {
         String::from_utf8(output.stderr).unwrap()
     }
 
-    fn administer(&self, kubectl: &Path) -> Command {
+    /// Returns a command that is kubectl or runs it, as administrator.
+    pub(super) fn administer(&self, program: &Path) -> Command {
         let file = self.kubeconfig("kubectl", &json!({"token": "secret"}));
-        let mut command = Command::new(kubectl);
+        let mut command = Command::new(program);
+        command.env("KUBECONFIG", file);
         // kubectl caches the server's kinds in HOME.
-        command.arg("--kubeconfig").arg(file);
         command.env("HOME", self.directory());
         command
     }
