@@ -39,6 +39,11 @@
 //! # }
 //! ```
 
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub mod capabilities;
 pub mod change;
 pub mod client;

@@ -10,6 +10,11 @@
 //! messages. All calls block and need no async runtime: the kernel executes requests inside `sendmsg(2)`, so
 //! an asynchronous call would have nothing to wait for.
 
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub mod attr;
 pub mod batch;
 pub mod error;

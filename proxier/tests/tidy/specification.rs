@@ -35,7 +35,7 @@ fn rows(text: &str) -> Vec<Row<'_>> {
 }
 
 /// Returns why a command cannot be run, if it cannot.
-fn fault(command: &str) -> Option<String> {
+pub(super) fn fault(command: &str) -> Option<String> {
     let words: Vec<&str> = command.split_whitespace().collect();
     // Environment variables come first.
     let is_setting = |word: &&&str| word.contains('=') && !word.starts_with('-');
@@ -97,7 +97,7 @@ fn directory(package: Option<&str>) -> Result<PathBuf, String> {
         "net" => "proxier/net",
         "nftables" => "proxier/nftables",
         "relay" => "proxier/relay",
-        "netlink" => "ipvs-netlink/netlink",
+        "ipvs-netlink-socket" => "ipvs-netlink/netlink",
         name => name,
     };
     let directory = repository().join(directory);
