@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 mod attributes;
 #[path = "tidy/length.rs"]
 mod length;
+#[path = "tidy/pages.rs"]
+mod pages;
+#[path = "tidy/release.rs"]
+mod release;
 #[path = "tidy/specification.rs"]
 mod specification;
 

@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::programs::{file, ours};
@@ -256,8 +257,7 @@ fn a_changed_configuration_file_ends_the_daemon_with_exit_code_1() {
                 _ => {
                     std::fs::remove_file(&path).unwrap();
                     std::os::unix::fs::symlink(&manifests, &path).unwrap();
-                    let stop = Command::new("kill").arg(daemon.0.id().to_string()).status();
-                    assert!(stop.unwrap().success());
+                    kill_process(Pid::from_child(&daemon.0), Signal::TERM).unwrap();
                 }
             }
             assert_eq!(daemon.0.wait().unwrap().code(), code, "{change}");
@@ -294,4 +294,126 @@ fn init_only_writes_kernel_settings_and_ipvs_timeouts_and_exits() {
         assert_eq!(client.timeouts().unwrap().tcp_secs, 600);
         assert!(client.services().unwrap().is_empty());
     });
+}
+
+#[test]
+fn a_usage_error_is_no_change_of_a_plan() {
+    for flags in [
+        &["--bogus"][..],
+        &["--arp=srvices"],
+        &["--drain-timeout=600"],
+    ] {
+        let output = Scene::new().output(flags);
+        assert_eq!(output.status.code(), Some(1), "{flags:?}: {output:?}");
+    }
+    let output = Command::new(PROGRAM).args(["plan", "--help"]).output();
+    assert_eq!(output.unwrap().status.code(), Some(0));
+}
+
+#[test]
+fn of_an_own_flag_the_last_value_counts_and_lists_of_kube_proxy_grow() {
+    let log = Scene::new().plan(&["--arp=off", "--arp=services", "--service-addresses=dummy"]);
+    assert!(!log.contains("cannot be used"), "{log}");
+    let output = Command::new(PROGRAM)
+        .args([
+            "run",
+            "--nodeport-addresses=10.0.0.0/8",
+            "--nodeport-addresses=11.0.0.0/8",
+        ])
+        .arg("--write-config-to=-")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("10.0.0.0/8") && text.contains("11.0.0.0/8"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_kubeconfig_of_a_plan_counts_beside_a_file_that_names_one_of_a_pod() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.conf");
+    let content = "clientConnection: {kubeconfig: /var/lib/kube-proxy/kubeconfig.conf}";
+    std::fs::write(&path, file(content)).unwrap();
+    let config = format!("--config={}", path.display());
+    let run = |command: &str| {
+        let output = Command::new(PROGRAM)
+            .args([
+                command,
+                &config,
+                "--kubeconfig=/no/such/file",
+                "--node-name=us",
+            ])
+            .args((command == "plan").then_some("--against=empty"))
+            .args((command == "run").then_some("--dataplane=userspace"))
+            .arg(format!(
+                "--state-file={}",
+                folder.path().join("state").display()
+            ))
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let log = run("plan");
+    assert!(
+        log.contains("kubeconfig /no/such/file") && !log.contains("ignored"),
+        "{log}"
+    );
+    let log = run("run");
+    assert!(
+        log.contains("kubeconfig /var/lib/kube-proxy/kubeconfig.conf"),
+        "{log}"
+    );
+    assert!(
+        log.contains("these flags are ignored: --kubeconfig"),
+        "{log}"
+    );
+}
+
+#[test]
+fn a_log_that_nobody_reads_ends_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifests = folder.path().join("manifests.yaml");
+    std::fs::write(&manifests, "# none\n").unwrap();
+    let mut child = Command::new(PROGRAM)
+        .args([
+            "run",
+            "--once",
+            "--dataplane=userspace",
+            "--node-name=us",
+            "--manifests",
+        ])
+        .arg(&manifests)
+        .arg(format!(
+            "--state-file={}",
+            folder.path().join("state").display()
+        ))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stderr.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn the_configuration_is_written_to_standard_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    std::fs::write(&log, "before\n").unwrap();
+    for name in ["-", "/dev/stdout"] {
+        let file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
+        let status = Command::new(PROGRAM)
+            .args(["run", &format!("--write-config-to={name}")])
+            .stdout(file)
+            .current_dir(&folder)
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(text.starts_with("before\napiVersion"), "{text}");
+    assert_eq!(text.matches("kind: KubeProxyConfiguration").count(), 2);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
 }

@@ -199,7 +199,7 @@ impl Connection {
             state.link = None;
             state.turn = state.turn.wrapping_add(is_server_down.into());
             if failed.has_others && is_server_down {
-                tracing::info!("API server {}: no answer; trying the next one", failed.host);
+                tracing::debug!("API server {}: no answer; trying the next one", failed.host);
             }
         }
     }

@@ -165,3 +165,29 @@ pub(crate) fn unknown_pods(
     }
     problems
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_of_another_family_than_the_nodes_are_a_problem() {
+        let node = NodeFacts {
+            addresses: vec!["10.0.0.1".parse().unwrap()],
+            pod_cidrs: Vec::new(),
+        };
+        let problems = |networks: &[&str], node: &NodeFacts| {
+            let networks = networks.iter().map(|text| Cidr::parse(text).unwrap());
+            let config = FilterConfig {
+                local_mode: LocalMode::ClusterCidr(networks.collect()),
+                ..FilterConfig::default()
+            };
+            unknown_pods(&config, node, |_| false).len()
+        };
+        assert_eq!(problems(&["fd00:244::/56"], &node), 1);
+        assert_eq!(problems(&["fd00:244::/56", "10.244.0.0/16"], &node), 0);
+        assert_eq!(problems(&[], &node), 0);
+        // The Node is unknown.
+        assert_eq!(problems(&["fd00:244::/56"], &NodeFacts::default()), 0);
+    }
+}
