@@ -120,13 +120,44 @@ pub(crate) fn flags(
 ///
 /// # Errors
 /// Those of the socket and of the dump; `ENOENT` if the set does not exist.
-pub(crate) fn with_elements(
+pub fn with_elements(
     transport: &mut Transport,
     family: u8,
     table: &str,
     set: &Set,
 ) -> Result<Option<Set>, Error> {
     let mut found = Some(set.without_elements());
+    dump_elements(
+        transport,
+        (family, table, &set.name),
+        |found| *found = Some(set.without_elements()),
+        &mut found,
+        |found, element| {
+            let is_ours = match found {
+                Some(found) => read_element(element, found)?,
+                None => false,
+            };
+            if !is_ours {
+                *found = None;
+            }
+            Ok(())
+        },
+    )?;
+    Ok(found)
+}
+
+/// Calls `each` for every element of a set, named by family, table and set. If the set changes meanwhile, calls `restart`
+/// and begins again.
+///
+/// # Errors
+/// Those of the socket, of the dump and of `each`; `ENOENT` if the set does not exist.
+pub(crate) fn dump_elements<S>(
+    transport: &mut Transport,
+    (family, table, set): (u8, &str, &str),
+    restart: impl Fn(&mut S),
+    state: &mut S,
+    mut each: impl FnMut(&mut S, &Attribute<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
     // Not by `list`: a second copy of the elements of a large table would double the memory.
     transport.dump(
         message_type(NFT_MSG_GETSETELEM),
@@ -134,25 +165,19 @@ pub(crate) fn with_elements(
         |writer| {
             writer.header(&[family, 0, 0, 0]);
             writer.string(NFTA_SET_ELEM_LIST_TABLE, table);
-            writer.string(NFTA_SET_ELEM_LIST_SET, &set.name);
+            writer.string(NFTA_SET_ELEM_LIST_SET, set);
         },
-        |found| *found = Some(set.without_elements()),
-        &mut found,
-        |found, message| {
+        restart,
+        state,
+        |state, message| {
             let list = find(contents(message.payload), NFTA_SET_ELEM_LIST_ELEMENTS)?;
             for element in list.iter().flat_map(Attribute::nested) {
-                let is_ours = match found {
-                    Some(found) => read_element(&element?, found)?,
-                    None => false,
-                };
-                if !is_ours {
-                    *found = None;
-                }
+                each(state, &element?)?;
             }
             Ok(())
         },
     )?;
-    Ok(found)
+    Ok(())
 }
 
 /// Returns the userdata by which our rule is recognised: an item that nft ignores, with the rule's
@@ -326,6 +351,7 @@ enum ExistingSet {
 fn read_set(payload: &[u8], wanted: &Table) -> Result<ExistingSet, Error> {
     let (mut name, mut flags, mut key) = ("", 0, 0);
     let (mut data, mut timeout, mut size) = (None, None, None);
+    let mut counts = false;
     for attribute in contents(payload) {
         let attribute = attribute?;
         match attribute.kind {
@@ -334,6 +360,8 @@ fn read_set(payload: &[u8], wanted: &Table) -> Result<ExistingSet, Error> {
             NFTA_SET_KEY_TYPE => key = attribute.u32_be()?,
             NFTA_SET_DATA_TYPE => data = Some(attribute.u32_be()?),
             NFTA_SET_TIMEOUT => timeout = Some(u64::from_be_bytes(attribute.array()?)),
+            // No other program writes our table, so the expression is our counter.
+            NFTA_SET_EXPR => counts = true,
             NFTA_SET_DESC => size = find(attribute.nested(), NFTA_SET_DESC_SIZE)?,
             _ => {}
         }
@@ -346,7 +374,8 @@ fn read_set(payload: &[u8], wanted: &Table) -> Result<ExistingSet, Error> {
     let size = size.map(|size| size.u32_be()).transpose()?;
     let wanted = wanted.filter(|set| {
         let wanted_data = set.kind.data_type().map(|(number, _)| number);
-        (wanted_data, set.kind.timeout(), set.kind.size()) == (data, timeout, size)
+        let is_same = (set.kind == SetKind::CountingSet) == counts;
+        is_same && (wanted_data, set.kind.timeout(), set.kind.size()) == (data, timeout, size)
     });
     Ok(match wanted {
         Some(set) => ExistingSet::Wanted(set.without_elements()),
@@ -365,7 +394,7 @@ fn read_element(element: &Attribute<'_>, set: &mut Set) -> Result<bool, Error> {
     }
     let (key, data) = key_and_data(element, set)?;
     let verdict = match (set.kind, data) {
-        (SetKind::Set, None) => Some(None),
+        (SetKind::Set | SetKind::CountingSet, None) => Some(None),
         (SetKind::Verdicts, Some(data)) => read_verdict(&data)?.map(Some),
         _ => None,
     };
@@ -391,7 +420,7 @@ pub(crate) fn read_target(
     Ok(key.zip(target))
 }
 
-fn key_and_data<'a>(
+pub(crate) fn key_and_data<'a>(
     element: &Attribute<'a>,
     set: &Set,
 ) -> Result<(Option<Key>, Option<Attribute<'a>>), Error> {

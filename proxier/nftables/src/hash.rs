@@ -156,6 +156,7 @@ mod tests {
         let sets = [
             Set::new("s", [KeyType::Port], SetKind::Set),
             Set::new("s", [KeyType::Mark], SetKind::Set),
+            Set::new("s", [KeyType::Port], SetKind::CountingSet),
             Set::new("s", [KeyType::Port], SetKind::Verdicts),
             Set::new("t", [KeyType::Port], SetKind::Set),
         ];

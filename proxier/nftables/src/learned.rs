@@ -3,13 +3,11 @@
 use std::net::SocketAddr;
 
 use netlink::Error;
-use netlink::attr::{Attribute, find};
 
 use crate::client::{RulesClient, TransactionError};
 use crate::command::Command;
-use crate::existing::read_target;
+use crate::existing::{dump_elements, read_target};
 use crate::key::Key;
-use crate::message::{contents, message_type};
 use crate::set::{Set, SetKind};
 use crate::sys::*;
 
@@ -58,25 +56,17 @@ impl RulesClient {
         };
         let table = Box::<str>::from(self.table());
         let mut found = Vec::new();
-        self.transport().dump(
-            message_type(NFT_MSG_GETSETELEM),
-            "reading the learned elements of a map of ours",
-            |writer| {
-                writer.header(&[NFPROTO_INET, 0, 0, 0]);
-                writer.string(NFTA_SET_ELEM_LIST_TABLE, &table);
-                writer.string(NFTA_SET_ELEM_LIST_SET, &map.name);
-            },
+        dump_elements(
+            self.transport(),
+            (NFPROTO_INET, &table, &map.name),
             Vec::clear,
             &mut found,
-            |found, message| {
-                let list = find(contents(message.payload), NFTA_SET_ELEM_LIST_ELEMENTS)?;
-                for element in list.iter().flat_map(Attribute::nested) {
-                    let target = read_target(&element?, map, family)?;
-                    if let Some((key, target)) = target
-                        && is_gone(&key, target)
-                    {
-                        found.push(Command::DeleteElement(map.name.clone(), key));
-                    }
+            |found, element| {
+                let target = read_target(element, map, family)?;
+                if let Some((key, target)) = target
+                    && is_gone(&key, target)
+                {
+                    found.push(Command::DeleteElement(map.name.clone(), key));
                 }
                 Ok(())
             },

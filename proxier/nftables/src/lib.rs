@@ -20,6 +20,7 @@ mod anonymous;
 mod client;
 mod command;
 mod commit;
+mod counted;
 mod existing;
 mod expression;
 pub mod hash;

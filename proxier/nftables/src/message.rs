@@ -14,7 +14,7 @@ use crate::existing::userdata;
 use crate::expression::{write_rule, write_verdict};
 use crate::key::Key;
 use crate::rule::Rule;
-use crate::set::{Data, Set};
+use crate::set::{Data, Set, SetKind};
 use crate::sys::*;
 use crate::table::Hook;
 use crate::value::{KeyBytes, KeyType, Value};
@@ -351,6 +351,12 @@ pub(crate) fn write_set(writer: &mut Writer<'_>, table: &str, set: &Set, id: u32
     if let Some(size) = set.kind.size() {
         writer.nested(NFTA_SET_DESC, |description| {
             description.u32_be(NFTA_SET_DESC_SIZE, size);
+        });
+    }
+    if set.kind == SetKind::CountingSet {
+        // The kernel gives each element a copy of this expression.
+        writer.nested(NFTA_SET_EXPR, |counter| {
+            counter.string(NFTA_EXPR_NAME, "counter");
         });
     }
     match set.key[..] {

@@ -97,6 +97,8 @@ impl fmt::Display for Data {
 pub enum SetKind {
     /// No data: a set.
     Set,
+    /// No data: a set that counts the packets for which a rule finds each element.
+    CountingSet,
     /// Verdicts: a verdict map.
     Verdicts,
     /// Targets of destination NAT: an address of this family and a port.
@@ -121,7 +123,7 @@ impl SetKind {
     /// Returns the kernel's flags of such a set.
     pub(crate) fn flags(self) -> u32 {
         match self {
-            Self::Set => 0,
+            Self::Set | Self::CountingSet => 0,
             Self::Verdicts | Self::Targets(_) => NFT_SET_MAP,
             // `EVAL` is nft's `dynamic`. Without it, no rule may add an element.
             Self::LearnedTargets { .. } | Self::Learned { .. } => {
@@ -153,7 +155,7 @@ impl SetKind {
     /// Verdicts have no length.
     pub(crate) fn data_type(self) -> Option<(u32, Option<u32>)> {
         match self {
-            Self::Set => None,
+            Self::Set | Self::CountingSet => None,
             Self::Verdicts => Some((NFT_DATA_VERDICT, None)),
             Self::Targets(family) | Self::LearnedTargets { family, .. } => {
                 let types = target_types(family);
@@ -171,7 +173,7 @@ impl SetKind {
 
     /// Returns whether nft calls it a map.
     pub(crate) fn is_map(self) -> bool {
-        self != Self::Set
+        !matches!(self, Self::Set | Self::CountingSet)
     }
 }
 
@@ -324,6 +326,7 @@ impl fmt::Display for Definition<'_> {
         write_joined(f, key, " . ")?;
         match kind {
             SetKind::Set => Ok(()),
+            SetKind::CountingSet => f.write_str("; counter"),
             SetKind::Verdicts => f.write_str(" : verdict"),
             SetKind::Targets(family) => {
                 f.write_str(" : ")?;

@@ -70,6 +70,7 @@ pub const NFTA_SET_DESC: u16 = 9;
 pub const NFTA_SET_ID: u16 = 10;
 pub const NFTA_SET_TIMEOUT: u16 = 11;
 pub const NFTA_SET_USERDATA: u16 = 13;
+pub const NFTA_SET_EXPR: u16 = 17;
 pub const NFTA_SET_DESC_SIZE: u16 = 1;
 pub const NFT_SET_ANONYMOUS: u32 = 0x1;
 pub const NFT_SET_CONSTANT: u32 = 0x2;
@@ -85,8 +86,10 @@ pub const NFTA_SET_ELEM_LIST_SET_ID: u16 = 4;
 pub const NFTA_SET_ELEM_KEY: u16 = 1;
 pub const NFTA_SET_ELEM_DATA: u16 = 2;
 pub const NFTA_SET_ELEM_FLAGS: u16 = 3;
+pub const NFTA_SET_ELEM_EXPR: u16 = 7;
 pub const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
 
+pub const NFT_REG_VERDICT: u32 = 0;
 pub const NFT_DATA_VERDICT: u32 = 0xffff_ff00;
 pub const NFTA_DATA_VALUE: u16 = 1;
 pub const NFTA_DATA_VERDICT: u16 = 2;
@@ -100,6 +103,8 @@ pub const NFT_RETURN: i32 = -5;
 
 pub const NFTA_EXPR_NAME: u16 = 1;
 pub const NFTA_EXPR_DATA: u16 = 2;
+
+pub const NFTA_COUNTER_PACKETS: u16 = 2;
 
 pub const NFTA_MATCH_NAME: u16 = 1;
 pub const NFTA_MATCH_REV: u16 = 2;

@@ -22,6 +22,11 @@ pub(super) struct PacketFlags {
     #[arg(long)]
     answer_ping: bool,
 
+    /// The most virtual servers, or with the dataplane nftables frontends (a Service has one per port and address), up to
+    /// which each has metrics of its own; 0 for none. kube-proxy has no such flag.
+    #[arg(long, value_name = "NUMBER", default_value = "1000")]
+    pub(super) service_metrics_limit: usize,
+
     #[command(flatten)]
     pub(super) input: InputDropFlags,
 
@@ -65,6 +70,7 @@ impl PacketFlags {
             input_accept_bit,
             hides_arp: self.arp.hides_services(),
             node_ports: self.service_node_port_range.clone(),
+            most_counted: self.service_metrics_limit,
         })
     }
 }

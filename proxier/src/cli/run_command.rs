@@ -150,7 +150,7 @@ impl Flags {
             resolved,
             setup,
             exporter: instruments::install(SystemTime::now())?,
-            owners: Arc::new(self.serve.owners()),
+            owners: Arc::new(Owners::new(self.node.packets.service_metrics_limit)),
         };
         match self.dataplane.choose(&self.node, &setup.settings)? {
             Chosen::Ipvs(linux) => self.serve_with_ipvs(*linux, start),
@@ -218,7 +218,7 @@ impl Flags {
         let packets = self.node.packets.config(&setup.settings)?;
         let mark = packets.masquerade_bit.mark();
         let devices = &self.node.yield_devices;
-        let dataplane = Nftables::open(packets.clone(), devices)?;
+        let dataplane = Nftables::open(packets.clone(), devices)?.naming(start.owners.clone());
         let inbox = Inbox::open(start.resolved)?;
         tracing::info!("programming nftables for node {}", setup.plan.node_name);
         let plan = self.plan(setup, DataplaneKind::Nftables);
@@ -401,7 +401,7 @@ impl Flags {
             };
             return Ok((daemon, code));
         }
-        let scraper = self.serve.scraper(exporter, owners);
+        let scraper = self.serve.scraper(exporter, owners, kind);
         let config = (self.serve).config(setup, (resolved, kind.mode()), scraper, on_bind_failure);
         let _servers = serve::start(config, sources).context("starting the HTTP servers")?;
         daemon.run(&inbox.messages);

@@ -6,13 +6,14 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 use serde_json::json;
 
+use super::dataplane_flags::DataplaneKind;
 use super::{DurationFlag, Setup};
 use crate::cli::config::Resolved;
 use crate::cluster::model::Family;
 use crate::dataplane::ipvs::Owners;
 use crate::observe::health::Limits;
 use crate::observe::instruments::Exporter;
-use crate::observe::serve::{OnBindFailure, ProcessInfo, Scraper, ServeConfig};
+use crate::observe::serve::{OnBindFailure, ProcessInfo, Scraper, ServeConfig, TrafficCounter};
 
 /// Flags about the HTTP servers that kube-proxy does not have.
 #[derive(Args, Debug)]
@@ -34,26 +35,26 @@ pub(super) struct ServeFlags {
     #[arg(long, value_name = "DURATION", default_value = "0")]
     healthz_silence_timeout: DurationFlag,
 
-    /// The most virtual servers (a Service has one per port and address) up to which each has metrics of
-    /// its own; 0 for none. kube-proxy has no such flag.
-    #[arg(long, value_name = "NUMBER", default_value = "1000")]
-    service_metrics_limit: usize,
-
     /// The most endpoints, counted once per virtual server, up to which each has metrics of its own; 0
-    /// for none. Needs metrics of Services. kube-proxy has no such flag.
+    /// for none. Needs IPVS and metrics of Services. kube-proxy has no such flag.
     #[arg(long, value_name = "NUMBER", default_value = "0")]
     endpoint_metrics_limit: usize,
 }
 
 impl ServeFlags {
-    /// Returns the names of virtual servers for their metrics.
-    pub(super) fn owners(&self) -> Owners {
-        Owners::new(self.service_metrics_limit)
-    }
-
     /// Returns the source of `/metrics`.
-    pub(super) fn scraper(&self, exporter: Exporter, owners: Arc<Owners>) -> Scraper {
-        Scraper::new(exporter, owners, self.endpoint_metrics_limit)
+    pub(super) fn scraper(
+        &self,
+        exporter: Exporter,
+        owners: Arc<Owners>,
+        kind: DataplaneKind,
+    ) -> Scraper {
+        let counter = match kind {
+            DataplaneKind::Ipvs => TrafficCounter::Ipvs,
+            DataplaneKind::Nftables => TrafficCounter::Nftables,
+            DataplaneKind::Userspace => TrafficCounter::None,
+        };
+        Scraper::new(exporter, owners, counter, self.endpoint_metrics_limit)
     }
 
     /// Returns the servers to start.

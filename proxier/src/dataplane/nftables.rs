@@ -33,6 +33,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::nftables::{Command, RulesClient, Table};
@@ -40,6 +41,7 @@ use ::nftables::{Command, RulesClient, Table};
 use super::conntrack::Sweeper;
 use super::ipvs::filter::{self, FilterConfig, NodeFacts};
 use super::ipvs::linux::AddressTable;
+use super::ipvs::{InsideMarks, Owners, Wanted};
 use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
@@ -50,6 +52,7 @@ use crate::plan::{Capabilities, Changed, FrontendPlan, Machine, Scope};
 mod affinity;
 mod chains;
 mod changes;
+mod counted;
 mod departures;
 mod drains;
 mod names;
@@ -62,9 +65,10 @@ mod served;
 mod slots;
 mod table;
 
-use affinity::frontend;
+pub(crate) use affinity::frontend;
 use changes::NamedCommand;
 pub use changes::{Changes, Content};
+pub(crate) use counted::counted;
 use departures::Departures;
 use names::{ENDPOINTS, EXTERNAL_FRONTENDS};
 use rounded::Rounded;
@@ -88,6 +92,7 @@ pub struct Nftables {
     departures: Departures,
     capabilities: Capabilities,
     rounded: Rounded,
+    owners: Arc<Owners>,
     /// The networks of Pods in the whole cluster, as configured.
     config: FilterConfig,
     /// The frontends of an earlier process, until the first round.
@@ -107,6 +112,7 @@ impl Nftables {
             rules: Rules::new(client, config.clone()),
             departures: Departures::default(),
             rounded: Rounded::default(),
+            owners: Arc::new(Owners::new(0)),
             capabilities: Capabilities {
                 has_full_affinity: true,
                 ..Capabilities::default()
@@ -114,6 +120,13 @@ impl Nftables {
             config,
             found: Table::default(),
         })
+    }
+
+    /// Makes rounds note the names of frontends in `owners`.
+    #[must_use]
+    pub fn naming(mut self, owners: Arc<Owners>) -> Self {
+        self.owners = owners;
+        self
     }
 
     /// Checks that the kernel has nf_tables and that this process may use it.
@@ -230,6 +243,11 @@ impl Dataplane for Nftables {
             self.departures.follow(planned, changed, now);
         }
         self.rounded.follow(planned.desired(), changed);
+        let servers = changed.frontends.iter().map(|it| (*it).into()).collect();
+        // Without marks, the virtual servers are the frontends.
+        let no_marks = InsideMarks::default();
+        let frontends = Wanted::new(planned.desired(), &no_marks);
+        self.owners.follow(&servers, frontends);
         let plans = changed.frontends.iter();
         let plans = plans.filter_map(|frontend| planned.desired().frontends.get(frontend));
         let all = plans.flat_map(FrontendPlan::balancings);

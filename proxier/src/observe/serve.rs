@@ -42,7 +42,7 @@ use crate::sources::watch::StatusReader;
 
 pub(crate) use self::bind_failures::BindFailures;
 pub(crate) use self::health_ports::HealthCheckPorts;
-pub(crate) use self::scrape::Scraper;
+pub(crate) use self::scrape::{Scraper, TrafficCounter};
 pub(crate) use self::view::ProcessInfo;
 
 /// The number of connections to each group of servers.

@@ -1,10 +1,13 @@
 //! The pages of the daemon while it serves.
 
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use lab::net::Cluster;
+
 use super::daemon::Daemon;
-use super::{AT_ONCE, POD1, POD2, http, serving};
+use super::{AT_ONCE, POD_B1, POD1, POD2, http, serving};
 
 /// Returns the body of a page of the metrics server, or an empty text without a response.
 fn page(path: &str) -> String {
@@ -122,5 +125,73 @@ fn metrics_tell_rounds_requests_and_the_traffic_of_services() {
             "{}",
             page("/statusz")
         );
+    });
+}
+
+/// Counters of nf_tables: of new connections only, and exact.
+#[test]
+fn nftables_counts_the_connections_of_services() {
+    lab::test(|| {
+        let cluster = Cluster::conformance();
+        let flags = [&AT_ONCE[..], &["--dataplane=nftables"]].concat();
+        let mut daemon = Daemon::new(&flags);
+        daemon.endpoints(&[POD1, POD2]);
+        let backends = |cluster: &Cluster, times: usize| -> BTreeSet<String> {
+            let ask = |_| {
+                cluster
+                    .pod3
+                    .ask_tcp("10.96.1.1:80")
+                    .backend()
+                    .map(Into::into)
+            };
+            (0..times).filter_map(ask).collect()
+        };
+        let labels = "namespace=\"default\",service=\"web\",port=\"http\",frontend=\"cluster_ip\",\
+                      address=\"10.96.1.1:80\",protocol=\"TCP\"";
+        let series = format!("ipvs_proxier_service_connections_total{{{labels}}}");
+        daemon.start();
+        await_value(&daemon, &series, 0.0);
+        backends(&cluster, 6);
+        // Packets of an open connection are not counted.
+        let mut open = cluster.pod3.connect("10.96.1.1:80").unwrap();
+        for _ in 0..5 {
+            open.ask();
+        }
+        let metrics = await_value(&daemon, &series, 7.0);
+        assert_eq!(value(&metrics, &series), Some(7.0));
+        assert!(
+            !metrics.contains("ipvs_proxier_service_received"),
+            "{metrics}"
+        );
+        assert!(!metrics.contains("ipvs_proxier_service_sent"), "{metrics}");
+
+        // The counter outlives a change of the endpoints, and the process.
+        daemon.endpoints(&[POD1, POD2, POD_B1]);
+        let has_changed = |cluster: &Cluster| backends(cluster, 1).contains("podB1");
+        daemon.eventually("the endpoint is used", || has_changed(&cluster));
+        daemon.terminate();
+        daemon.start();
+        let metrics = await_value(&daemon, &series, 8.0);
+        let before = value(&metrics, &series).unwrap();
+        backends(&cluster, 4);
+        let metrics = await_value(&daemon, &series, before + 4.0);
+        assert_eq!(value(&metrics, &series), Some(before + 4.0));
+
+        let set = "list set inet ipvs-proxier-maps counted-4";
+        let list = |cluster: &Cluster| {
+            let set: Vec<&str> = ["/usr/sbin/nft"]
+                .into_iter()
+                .chain(set.split(' '))
+                .collect();
+            cluster.node.exec(&set)
+        };
+        let element = format!("10.96.1.1 . tcp . 80 counter packets {}", before + 4.0);
+        assert!(list(&cluster).contains(&element), "{}", list(&cluster));
+        // Above the limit, no frontend has a counter.
+        daemon.terminate();
+        daemon.set_flags(&[&flags[..], &["--service-metrics-limit=0"]].concat());
+        daemon.start();
+        daemon.eventually("no counter is left", || !list(&cluster).contains("packets"));
+        assert!(!page("/metrics").contains("ipvs_proxier_service_connections_total"));
     });
 }

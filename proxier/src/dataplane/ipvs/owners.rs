@@ -97,9 +97,9 @@ impl Owners {
     }
 }
 
-/// There are more virtual servers than the limit.
+/// There are more virtual servers, or frontends, than the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there are {planned} virtual servers, above --service-metrics-limit={limit}")]
+#[error("each metric would have {planned} series, above --service-metrics-limit={limit}")]
 pub struct TooMany {
     planned: usize,
     limit: usize,
@@ -139,7 +139,7 @@ mod tests {
         let why = owners.read().unwrap_err().to_string();
         assert_eq!(
             why,
-            "there are 2 virtual servers, above --service-metrics-limit=1"
+            "each metric would have 2 series, above --service-metrics-limit=1"
         );
         follow(2, &[1]);
         assert_eq!(owners.read().unwrap().len(), 1, "the names are back");

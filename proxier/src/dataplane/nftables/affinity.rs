@@ -57,7 +57,7 @@ impl ServiceTable {
 }
 
 /// Returns the frontend in the key of a client.
-pub(super) fn frontend(key: &Key) -> Option<Frontend> {
+pub(crate) fn frontend(key: &Key) -> Option<Frontend> {
     let mut parts = key.parts();
     let address = match parts.next()? {
         Value::V4(address) => IpAddr::from(address),

@@ -60,7 +60,7 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
         ),
         Chain::at("after-output", Hook::Output(AFTER_NAT), on_first(AFTER)),
         Chain::new(AFTER, after()),
-        Chain::new(TRANSLATED, translated()),
+        Chain::new(TRANSLATED, translated(config)),
         Chain::at(
             "postrouting",
             SOURCE_NAT,
@@ -91,6 +91,7 @@ pub(super) fn sets() -> Table {
     for family in FAMILIES {
         parts::sets(family).for_each(|set| table.add_set(set));
         let address = KeyType::Address(family);
+        table.add_set(counters(family));
         let client = [address, KeyType::Protocol, KeyType::Port, address];
         let size = MOST_LEARNED;
         let learned = SetKind::LearnedTargets { family, size };
@@ -104,6 +105,14 @@ pub(super) fn sets() -> Table {
     let health_checks = Set::new(HEALTH_CHECK_PORTS, [KeyType::Port], SetKind::Set);
     table.add_set(health_checks);
     table
+}
+
+/// Returns the set of the frontends whose connections are counted, without elements.
+///
+/// Not counters of the elements of `frontends`: a change of an endpoint replaces these, and the count would begin again.
+pub(super) fn counters(family: Family) -> Set {
+    let frontend = [KeyType::Address(family), KeyType::Protocol, KeyType::Port];
+    Set::new(COUNTED.of(family), frontend, SetKind::CountingSet)
 }
 
 /// Rejects clients, and decides whether others are masqueraded.
@@ -146,9 +155,12 @@ fn after() -> Vec<Rule> {
     [translated].into_iter().chain(refuse).collect()
 }
 
-fn translated() -> Vec<Rule> {
+fn translated(config: &FilterConfig) -> Vec<Rule> {
     let sticky = FAMILIES.map(|family| rule([lookup(original_key(family), STICKY.of(family))]));
-    sticky.into()
+    // First, because the chain of a frontend with affinity does not return.
+    let count = |family| rule([within(original_key(family), COUNTED.of(family))]);
+    let counts = FAMILIES.into_iter().filter(|_| config.most_counted > 0);
+    counts.map(count).chain(sticky).collect()
 }
 
 /// Masquerades connections to external frontends with policy Local from this node itself and from Pods of other

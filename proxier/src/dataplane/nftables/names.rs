@@ -17,6 +17,8 @@ pub(super) const EXTERNAL_FRONTENDS: PerFamily = per_family!("external");
 pub(super) const STICKY: PerFamily = per_family!("sticky");
 /// The endpoint of each client of a frontend with session affinity. Packets add them.
 pub(super) const AFFINITY: PerFamily = per_family!("affinity");
+/// The frontends whose connections are counted.
+pub(super) const COUNTED: PerFamily = per_family!("counted");
 /// The cluster IPs. At other service addresses, unlisted ports are those of the machine that has the address.
 pub(super) const CLUSTER_IPS: PerFamily = per_family!("cluster-ips");
 

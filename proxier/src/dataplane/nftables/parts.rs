@@ -4,7 +4,9 @@ use std::net::IpAddr;
 
 use nftables::{KeyType, Set, SetKind, Verdict};
 
-use super::names::{CLUSTER_IPS, ENDPOINTS, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, STICKY, learn};
+use super::names::{
+    CLUSTER_IPS, COUNTED, ENDPOINTS, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, STICKY, learn,
+};
 use super::order::Served;
 use super::pick::Route;
 use super::slots;
@@ -77,6 +79,12 @@ pub(super) fn of_frontend(
             .into_iter()
             .for_each(|it| add(Part::Chain(it)));
     }
+}
+
+/// Returns the counter of the new connections of `frontend`.
+pub(super) fn counter(frontend: &Frontend) -> Part {
+    let set = COUNTED.of(frontend.family());
+    Part::Element(set, key_of(frontend).into())
 }
 
 /// Calls `add` with the memberships of a service address.

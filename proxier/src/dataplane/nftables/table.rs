@@ -45,6 +45,8 @@ pub struct ServiceTable {
     node: NodeFacts,
     /// The clients inside the cluster.
     inside: Vec<Match>,
+    /// Whether connections are counted by frontend: not if there are too many.
+    is_counting: bool,
     /// The orders of slots that differ from those of the plan.
     orders: BTreeMap<Frontend, Order>,
     /// The chains that exist on demand, by name.
@@ -81,6 +83,7 @@ impl ServiceTable {
             config: config.clone(),
             inside: LocalClients::on(config, &node).inside(),
             node,
+            is_counting: false,
             orders: BTreeMap::new(),
             shared: BTreeMap::new(),
             changes: Changes::default(),
@@ -98,6 +101,7 @@ impl ServiceTable {
         node: Option<&Node>,
     ) -> Self {
         let mut table = Self::new(config, node);
+        table.is_counting = table.may_count(desired);
         let mut routes = Vec::new();
         for (frontend, plan) in in_table(desired) {
             let present = Present::of(model, frontend);
@@ -184,6 +188,7 @@ impl ServiceTable {
             self.follow_frontend(*frontend, plans, &mut old, &mut new);
             addresses.insert(frontend.address);
         }
+        self.count(desired, changed, &mut old, &mut new);
         let addresses = addresses.into_iter().map(Subject::Address);
         let local = changed.local_endpoints.iter().copied();
         let ports = changed.health_checks.iter().copied();
@@ -193,6 +198,31 @@ impl ServiceTable {
             self.add_parts(subject, now, &mut |part| _ = new.insert(part.name(), part));
         }
         self.changes.note(old, new);
+    }
+
+    /// Returns whether each frontend may have a counter, which has memory for every processor.
+    fn may_count(&self, desired: &Desired) -> bool {
+        desired.frontends.len() - desired.needing_relay().count() <= self.config.most_counted
+    }
+
+    /// Adds the counters of both plans: of the changed frontends, and of all if counting begins or ends.
+    fn count(&mut self, desired: &Desired, changed: &Changed, old: &mut Parts, new: &mut Parts) {
+        let is_counting = self.may_count(desired);
+        let was_counting = std::mem::replace(&mut self.is_counting, is_counting);
+        let all = in_table(desired).map(|(frontend, _)| frontend);
+        let others = all.filter(|_| is_counting != was_counting);
+        let others = others.filter(|it| !changed.frontends.contains(it));
+        let then = PlanView::before(desired, changed);
+        let frontends = others.chain(&changed.frontends);
+        for frontend in frontends.filter(|it| !it.needs_relay()) {
+            let counter = parts::counter(frontend);
+            if was_counting && then.frontend(frontend).is_some() {
+                old.insert(counter.name(), counter.clone());
+            }
+            if is_counting && desired.frontends.contains_key(frontend) {
+                new.insert(counter.name(), counter);
+            }
+        }
     }
 
     /// Returns the commands of the changes since the last call, for one transaction.
@@ -357,6 +387,9 @@ impl ServiceTable {
                     served = served.in_order(order);
                 }
                 parts::of_frontend(&frontend, plan, &served, &self.node.addresses, add);
+                if self.is_counting {
+                    add(parts::counter(&frontend));
+                }
             }
             Subject::Address(address) => parts::of_address(address, view, add),
             Subject::LocalEndpoint(address) => {

@@ -9,8 +9,10 @@ use ipvs_netlink as ipvs;
 use metrics::{counter, gauge};
 
 use super::body::AnswerBody;
-use crate::dataplane::ipvs::Owners;
+use crate::dataplane::Failure;
 use crate::dataplane::ipvs::linux::CounterReader;
+use crate::dataplane::ipvs::{Owner, Owners};
+use crate::dataplane::nftables;
 use crate::observe::instruments::Exporter;
 use crate::observe::traffic::{HeldTraffic, ReadPages, Traffic, TrafficText};
 use crate::sources::watch;
@@ -21,11 +23,23 @@ use crate::sources::watch;
 /// Besides a few pages that clients still read, it keeps the values of one page only.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
+/// What counts the traffic of Services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TrafficCounter {
+    /// IPVS: connections, packets and bytes.
+    Ipvs,
+    /// The table of the dataplane nftables: connections.
+    Nftables,
+    /// Nothing.
+    None,
+}
+
 /// Makes the page.
 #[derive(Debug)]
 pub(crate) struct Scraper {
     exporter: Exporter,
     owners: Arc<Owners>,
+    counter: TrafficCounter,
     /// The maximum number of destinations up to which each has series of its own; 0 for none.
     endpoint_limit: usize,
     state: Mutex<State>,
@@ -59,10 +73,16 @@ impl From<&Page> for AnswerBody {
 
 impl Scraper {
     /// Returns a scraper without a page.
-    pub(crate) fn new(exporter: Exporter, owners: Arc<Owners>, endpoint_limit: usize) -> Self {
+    pub(crate) fn new(
+        exporter: Exporter,
+        owners: Arc<Owners>,
+        counter: TrafficCounter,
+        endpoint_limit: usize,
+    ) -> Self {
         Self {
             exporter,
             owners,
+            counter,
             endpoint_limit,
             state: Mutex::default(),
         }
@@ -104,19 +124,30 @@ impl Scraper {
         self.exporter.upkeep();
     }
 
-    /// Reads the counters of virtual servers, or returns why they are missing; `None` if they are switched
-    /// off.
+    /// Reads the counters of Services, or returns why they are missing; `None` if they are switched off.
     fn traffic(&self, reader: &mut Option<CounterReader>) -> Result<Option<Traffic>, String> {
-        if self.owners.is_off() {
+        if self.owners.is_off() || self.counter == TrafficCounter::None {
             return Ok(None);
         }
         let owners = self.owners.read().map_err(|why| why.to_string())?;
+        let traffic = match self.counter {
+            TrafficCounter::Nftables => of_nftables(&owners),
+            _ => self.of_ipvs(&owners, reader),
+        };
+        traffic.map(Some).map_err(|failure| failure.to_string())
+    }
+
+    fn of_ipvs(
+        &self,
+        owners: &BTreeMap<ipvs::ServiceKey, Owner>,
+        reader: &mut Option<CounterReader>,
+    ) -> Result<Traffic, Failure> {
         let endpoints = owners.values().map(|owner| owner.destinations).sum();
         // The limit 0 switches them off, also while no Service has an endpoint.
         let has_endpoints = (1..=self.endpoint_limit).contains(&endpoints);
         let mut open = match reader.take() {
             Some(open) => open,
-            None => CounterReader::open().map_err(|failure| failure.to_string())?,
+            None => CounterReader::open()?,
         };
         let wanted = |key: &ipvs::ServiceKey| has_endpoints && owners.contains_key(key);
         let mut traffic = Traffic::default();
@@ -125,11 +156,21 @@ impl Scraper {
             if let Some(owner) = owners.get(&server.service.key) {
                 traffic.add(owner, server, destinations);
             }
-        })
-        .map_err(|failure| failure.to_string())?;
+        })?;
         *reader = Some(open);
-        Ok(Some(traffic))
+        Ok(traffic)
     }
+}
+
+fn of_nftables(owners: &BTreeMap<ipvs::ServiceKey, Owner>) -> Result<Traffic, Failure> {
+    let counted = nftables::counted()?.into_iter();
+    Ok(Traffic::of_connections(counted.filter_map(
+        |(frontend, connections)| {
+            let key = frontend.into();
+            // A frontend that left the plan a moment ago has no name.
+            Some((key, owners.get(&key)?, connections))
+        },
+    )))
 }
 
 /// Records the state of the watch.

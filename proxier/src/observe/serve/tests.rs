@@ -75,7 +75,12 @@ fn node(
     let config = ServeConfig {
         healthz: Some(healthz),
         metrics: Some(metrics),
-        scraper: Scraper::new(Exporter::local(), Arc::new(Owners::new(0)), 0),
+        scraper: Scraper::new(
+            Exporter::local(),
+            Arc::new(Owners::new(0)),
+            TrafficCounter::None,
+            0,
+        ),
         on_bind_failure,
         limits: Limits {
             freshness: Duration::from_secs(60),

@@ -47,7 +47,7 @@ pub(crate) const METRICS: &[Instrument] = &[
     counter(
         "ipvs_proxier_service_connections_total",
         SERVICE_LABELS,
-        "Connections that IPVS scheduled, by frontend",
+        "New connections, by frontend",
     ),
     counter(
         "ipvs_proxier_service_received_packets_total",
@@ -72,7 +72,7 @@ pub(crate) const METRICS: &[Instrument] = &[
     counter(
         "ipvs_proxier_endpoint_connections_total",
         ENDPOINT_LABELS,
-        "Connections that IPVS scheduled, by endpoint",
+        "New connections, by endpoint",
     ),
     counter(
         "ipvs_proxier_endpoint_received_packets_total",
@@ -112,6 +112,8 @@ fn values(stats: &ipvs::Stats) -> [u64; COUNTERS] {
 /// The counters of virtual servers and endpoints at one time.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
+    /// Whether only connections are known.
+    has_connections_only: bool,
     servers: Vec<ServerSeries>,
     endpoints: Vec<EndpointSeries>,
 }
@@ -150,11 +152,31 @@ impl Traffic {
         });
     }
 
+    /// Returns the traffic of these frontends of `owners`, each with the number of its connections.
+    pub(crate) fn of_connections<'a>(
+        frontends: impl IntoIterator<Item = (ipvs::ServiceKey, &'a Owner, u64)>,
+    ) -> Self {
+        let series = |(key, owner, connections)| ServerSeries {
+            labels: labels(&key, owner).into(),
+            values: values(&ipvs::Stats {
+                connections,
+                ..ipvs::Stats::default()
+            }),
+        };
+        Self {
+            has_connections_only: true,
+            servers: frontends.into_iter().map(series).collect(),
+            endpoints: Vec::new(),
+        }
+    }
+
     /// Returns the number of series of a metric, by its place in [`METRICS`].
     fn series(&self, metric: usize) -> usize {
-        match metric < COUNTERS {
-            true => self.servers.len(),
-            false => self.endpoints.len(),
+        match metric {
+            // Of connections, the first metric.
+            1..COUNTERS if self.has_connections_only => 0,
+            0..COUNTERS => self.servers.len(),
+            _ => self.endpoints.len(),
         }
     }
 
@@ -304,8 +326,7 @@ mod tests {
         let labels = "namespace=\"ns\",service=\"web\",port=\"http\",frontend=\"cluster_ip\",\
                       address=\"10.96.0.1:80\",protocol=\"TCP\"";
         let text_of_servers = text(traffic);
-        let connections = "# HELP ipvs_proxier_service_connections_total Connections that IPVS \
-                           scheduled, by frontend\n\
+        let connections = "# HELP ipvs_proxier_service_connections_total New connections, by frontend\n\
                            # TYPE ipvs_proxier_service_connections_total counter\n";
         let line = format!("ipvs_proxier_service_connections_total{{{labels}}} 7\n");
         let begin = format!("{connections}{line}# HELP");
@@ -313,6 +334,10 @@ mod tests {
         let bytes = format!("ipvs_proxier_service_sent_bytes_total{{{labels}}} 1099511627776\n");
         assert!(text_of_servers.ends_with(&bytes), "{text_of_servers}");
         assert_eq!(text_of_servers.lines().count(), 3 * COUNTERS);
+
+        // Without IPVS, the other counters are unknown and not 0.
+        let only = Traffic::of_connections([(entry(1, 0).service.key, &owner(), 7)]);
+        assert_eq!(text(only), format!("{connections}{line}"));
 
         let mut traffic = Traffic::default();
         traffic.add(&owner(), &entry(2, 0), &[]);

@@ -30,6 +30,8 @@ pub struct FilterConfig {
     pub hides_arp: bool,
     /// The cluster's node ports. Masquerading chooses other source ports, if there are any.
     pub node_ports: RangeInclusive<u16>,
+    /// The most frontends up to which the dataplane nftables counts the connections of each (`--service-metrics-limit`).
+    pub most_counted: usize,
 }
 
 impl Default for FilterConfig {
@@ -42,6 +44,7 @@ impl Default for FilterConfig {
             input_accept_bit: None,
             hides_arp: false,
             node_ports: 30_000..=32_767,
+            most_counted: 1_000,
         }
     }
 }
