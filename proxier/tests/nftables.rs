@@ -57,7 +57,7 @@ fn list() -> String {
 }
 
 /// Returns the lines of a table, with one element in a line. Elements are sorted, because the kernel
-/// lists them in no particular order.
+/// lists them in no particular order. Without the values of counters.
 fn lines(text: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut elements: Option<Vec<String>> = None;
@@ -76,7 +76,11 @@ fn lines(text: &str) -> Vec<String> {
             Some(part) => (part, true),
             None => (part.trim_end_matches(','), false),
         };
-        found.extend(part.split(", ").map(str::to_owned));
+        let counted = |element: &str| match element.split_once(" counter packets ") {
+            Some((key, _)) => key.to_owned(),
+            None => element.to_owned(),
+        };
+        found.extend(part.split(", ").map(counted));
         if is_last {
             found.sort();
             lines.append(found);
