@@ -5,6 +5,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "takeover/audit.rs"]
+mod audit;
 #[path = "takeover/clients.rs"]
 mod clients;
 #[path = "takeover/leftovers.rs"]

@@ -10,14 +10,17 @@ use serde::Serialize;
 use super::dataplane_flags::{DataplaneKind, PlannedDataplaneFlag};
 use super::empty_kernel::EmptyKernel;
 use super::{NodeFlags, Setup, StateFlags, json, print};
+use crate::cluster::problem::Problem;
 use crate::daemon::{Daemon, Periods};
 use crate::dataplane::Dataplane;
 use crate::dataplane::ipvs::filter;
-use crate::dataplane::ipvs::ledger::LedgerFile;
-use crate::dataplane::ipvs::{Ipvs, Kernel, NamedOp};
+use crate::dataplane::ipvs::ledger::{LedgerFile, Retired};
+use crate::dataplane::ipvs::observed::Observed;
+use crate::dataplane::ipvs::{InsideMarks, Ipvs, Kernel, NamedOp, Wanted};
 use crate::dataplane::nftables::{self, Nftables};
 use crate::explain::report::{self, JsonChanges, JsonFindings, JsonReport};
 use crate::explain::shadow::{Compared, Comparison};
+use crate::host::predecessor::nftables_mode::NftablesMode;
 use crate::reconcile::{Preview, Proxier};
 use crate::sources::message::QUEUE_LENGTH;
 use crate::util::clock;
@@ -90,6 +93,14 @@ impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let (_, settings) = self.node.resolve(BESIDE_FILE)?;
         let mut setup = self.node.setup(settings)?;
+        if self.audit && self.against == Against::Kernel {
+            let theirs = NftablesMode::read();
+            let theirs =
+                theirs.context("kube-proxy's tables cannot be read, which needs CAP_NET_ADMIN")?;
+            if let Some(theirs) = theirs {
+                return self.audit_nftables_mode(&setup, &theirs);
+            }
+        }
         if self.dataplane.is_nftables(&setup.settings) {
             return self.print_nftables(&setup);
         }
@@ -98,10 +109,7 @@ impl Flags {
             !self.audit || self.against == Against::Kernel,
             "--audit needs the table of a kernel, and --against=empty has none"
         );
-        anyhow::ensure!(
-            !self.audit || matches!(self.output, PlanOutput::Text | PlanOutput::Json),
-            "--audit has the outputs text and json"
-        );
+        self.ensure_output_of_audit()?;
         match self.against {
             Against::Kernel => {
                 let linux = self.node.open_kernel().and_then(|mut linux| {
@@ -167,7 +175,8 @@ impl Flags {
     fn print_nftables(&self, setup: &Setup) -> anyhow::Result<ExitCode> {
         anyhow::ensure!(
             self.against == Against::Kernel && !self.audit,
-            "with the dataplane nftables, only the kernel's table can be compared, and without --audit"
+            "with the dataplane nftables, only the kernel's table can be compared, and --audit needs the tables of \
+             kube-proxy's nftables mode, which do not exist"
         );
         self.node.ensure_no_local_addresses()?;
         let packets = self.node.packets.config(&setup.settings)?;
@@ -205,35 +214,85 @@ impl Flags {
         })
     }
 
+    fn ensure_output_of_audit(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            !self.audit || matches!(self.output, PlanOutput::Text | PlanOutput::Json),
+            "--audit has the outputs text and json"
+        );
+        Ok(())
+    }
+
+    /// Prints what kube-proxy's nftables mode gets wrong.
+    fn audit_nftables_mode(
+        &self,
+        setup: &Setup,
+        theirs: &NftablesMode,
+    ) -> anyhow::Result<ExitCode> {
+        self.ensure_output_of_audit()?;
+        let packets = self.node.packets.config(&setup.settings)?;
+        // It needs no more than the tables to be read: nf_tables, and the addresses of the machine.
+        let dataplane = Nftables::open(packets, &self.node.yield_devices)?;
+        let mut proxier = self.proxier(setup, dataplane, DataplaneKind::Nftables)?;
+        proxier.changes(clock::since_boot())?;
+        let no_marks = InsideMarks::default();
+        let (observed, retired) = (Observed::default(), Retired::default());
+        let view = Compared {
+            snapshot: proxier.snapshot(),
+            planner: proxier.planner(),
+            wanted: Wanted::new(proxier.desired(), &no_marks),
+            observed: &observed,
+            retired: &retired,
+        };
+        let comparison = Comparison::of_nftables_mode(theirs, &view);
+        self.print_findings(&comparison, &proxier.problems())
+    }
+
+    fn print_findings(
+        &self,
+        comparison: &Comparison,
+        problems: &[Problem],
+    ) -> anyhow::Result<ExitCode> {
+        print(&match self.output {
+            PlanOutput::Json => json(&JsonFindings::new(comparison, problems))?,
+            _ => {
+                problems
+                    .iter()
+                    .for_each(|problem| tracing::warn!("{problem}"));
+                report::findings(comparison)
+            }
+        })?;
+        Ok(match comparison.has_findings() {
+            false => ExitCode::SUCCESS,
+            true => ExitCode::from(CHANGES),
+        })
+    }
+
     fn print<K: Kernel>(&self, mut proxier: Proxier<Ipvs<K>>) -> anyhow::Result<ExitCode> {
         let preview = proxier.preview(clock::since_boot())?;
         let problems = proxier.problems();
+        let comparison = compare(&preview, &proxier);
+        if self.audit {
+            return self.print_findings(&comparison, &problems);
+        }
         // The JSON output lists them.
         if self.output != PlanOutput::Json {
             for problem in &problems {
                 tracing::warn!("{problem}");
             }
         }
-        let comparison = compare(&preview, &proxier);
-        let is_same = match self.audit {
-            true => !comparison.has_findings(),
-            false => !comparison.has_changes(),
-        };
-        let output = match (self.audit, self.output) {
-            (true, PlanOutput::Json) => json(&JsonFindings::new(&comparison, &problems))?,
-            (true, _) => report::findings(&comparison),
-            (false, PlanOutput::Text) => report::changes(&comparison),
-            (false, PlanOutput::Ops) => ops(&preview, &proxier),
-            (false, PlanOutput::Nft) => nft(&proxier),
-            (false, PlanOutput::Json) => json(&JsonPlan {
+        let output = match self.output {
+            PlanOutput::Text => report::changes(&comparison),
+            PlanOutput::Ops => ops(&preview, &proxier),
+            PlanOutput::Nft => nft(&proxier),
+            PlanOutput::Json => json(&JsonPlan {
                 plan: JsonReport::desired(proxier.wanted(), &problems),
                 changes: (&comparison).into(),
             })?,
         };
         print(&output)?;
-        Ok(match is_same {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::from(CHANGES),
+        Ok(match comparison.has_changes() {
+            false => ExitCode::SUCCESS,
+            true => ExitCode::from(CHANGES),
         })
     }
 }

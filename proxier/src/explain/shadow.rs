@@ -26,6 +26,7 @@ mod audit;
 mod cause;
 mod change;
 mod endpoint;
+mod nftables_mode;
 mod rule;
 mod server;
 

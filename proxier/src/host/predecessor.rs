@@ -21,6 +21,7 @@ use crate::host::{Belongings, ChainName, ProgramRules, RulesRemover, TableName};
 
 pub(crate) mod legacy;
 mod names;
+pub(crate) mod nftables_mode;
 pub(crate) mod signs;
 
 /// The user of the chain KUBE-MARK-MASQ, which decides whether the chain is a leftover.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use api_server::ApiServer;
 use lab::net::Cluster;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use super::programs::{Iptables, Process, assets};
@@ -41,8 +42,13 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// Returns the node; `None` without kube-proxy.
+    /// Returns the node and the Services of this test; `None` without kube-proxy.
     pub(crate) fn start(iptables: Iptables) -> Option<Self> {
+        Self::with(iptables, services::objects())
+    }
+
+    /// Returns the node in a cluster with these objects; `None` without kube-proxy.
+    pub(crate) fn with(iptables: Iptables, objects: Vec<Value>) -> Option<Self> {
         let Some(assets) = assets() else {
             assert!(
                 std::env::var("PEERS_REQUIRED").as_deref() != Ok("1"),
@@ -77,7 +83,7 @@ impl Scene {
         let bin = scene.file("bin");
         std::fs::create_dir(&bin).unwrap();
         iptables.link(&bin);
-        for object in services::objects() {
+        for object in objects {
             scene.api.apply(object);
         }
         Some(scene)

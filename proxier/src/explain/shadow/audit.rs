@@ -38,6 +38,11 @@ pub(super) fn findings(differences: &[Difference], view: &Compared<'_>) -> Vec<F
     if has_foreign_carrier(view.observed) {
         found.extend(rewritten_sources(view));
     }
+    sorted(found)
+}
+
+/// Returns the findings in the order of subjects and rules.
+pub(super) fn sorted(mut found: Vec<Finding>) -> Vec<Finding> {
     found.sort_by(|one, other| {
         let order = |finding: &Finding| (finding.subject.clone(), finding.rule.id);
         order(one).cmp(&order(other))
@@ -47,23 +52,7 @@ pub(super) fn findings(differences: &[Difference], view: &Compared<'_>) -> Vec<F
 
 /// Returns the finding of a difference; `None` if the documentation leaves the matter open.
 fn finding(difference: &Difference) -> Option<Finding> {
-    let rule = match &difference.cause {
-        ChangeCause::NoLocalEndpoint(kind) | ChangeCause::NotLocal(kind, _) => match kind {
-            FrontendKind::ClusterIp => &rule::INTERNAL_LOCAL,
-            _ => &rule::EXTERNAL_LOCAL,
-        },
-        ChangeCause::Contested(_) => &rule::ONE_OWNER,
-        ChangeCause::Unlisted | ChangeCause::NotReady | ChangeCause::Terminating => {
-            &rule::READY_ONLY
-        }
-        ChangeCause::Hints => &rule::HINTS,
-        ChangeCause::Ready | ChangeCause::LastResort => &rule::READY_ALL,
-        ChangeCause::Requested(_) | ChangeCause::AddressMissing => &rule::FRONTENDS,
-        ChangeCause::NoService => &rule::NO_SERVICE,
-        ChangeCause::Affinity => &rule::AFFINITY,
-        // Choices of the operator and of this program.
-        _ => return None,
-    };
+    let rule = rule_of(&difference.cause)?;
     let cause = &difference.cause;
     let found = match &difference.change {
         Change::AddServer(_) => "has no virtual server".to_owned(),
@@ -96,6 +85,27 @@ fn finding(difference: &Difference) -> Option<Finding> {
         frontends: difference.frontends.clone(),
         found,
         rule,
+    })
+}
+
+/// Returns the rule that demands a change with this cause; `None` if the documentation leaves the matter open.
+pub(super) fn rule_of(cause: &ChangeCause) -> Option<&'static DocumentedRule> {
+    Some(match cause {
+        ChangeCause::NoLocalEndpoint(kind) | ChangeCause::NotLocal(kind, _) => match kind {
+            FrontendKind::ClusterIp => &rule::INTERNAL_LOCAL,
+            _ => &rule::EXTERNAL_LOCAL,
+        },
+        ChangeCause::Contested(_) => &rule::ONE_OWNER,
+        ChangeCause::Unlisted | ChangeCause::NotReady | ChangeCause::Terminating => {
+            &rule::READY_ONLY
+        }
+        ChangeCause::Hints => &rule::HINTS,
+        ChangeCause::Ready | ChangeCause::LastResort => &rule::READY_ALL,
+        ChangeCause::Requested(_) | ChangeCause::AddressMissing => &rule::FRONTENDS,
+        ChangeCause::NoService => &rule::NO_SERVICE,
+        ChangeCause::Affinity => &rule::AFFINITY,
+        // Choices of the operator and of this program.
+        _ => return None,
     })
 }
 
