@@ -120,8 +120,7 @@ fn a_kube_proxy_with_iptables_legacy_is_replaced_and_comes_back() {
     kube_proxy_serves_then_ours_then_kube_proxy_again(Iptables::Legacy);
 }
 
-/// The tables of the programs that serve by nftables.
-const THEIR_TABLE: &str = "table ip kube-proxy";
+/// The table of ours with nftables.
 const OUR_TABLE: &str = "table inet ipvs-proxier-maps";
 
 fn has_table(scene: &Scene, table: &str) -> bool {
@@ -131,16 +130,17 @@ fn has_table(scene: &Scene, table: &str) -> bool {
         .any(|line| line == table)
 }
 
+/// kube-proxy serves in a mode, then ours with nftables, then kube-proxy again.
+///
 /// The connections that one of the programs translated continue with the other: the kernel translates them as long as
-/// any table has a NAT chain.
-#[test]
-fn a_kube_proxy_in_nftables_mode_is_replaced_and_comes_back() {
+/// any table has a NAT chain. Those of IPVS continue with its virtual servers, which drain.
+fn ours_with_nftables_replaces(mode: &str) {
     lab::test(|| {
         let Some(scene) = Scene::start(Iptables::Nft) else {
             return;
         };
         scene.add_default_routes();
-        let mut theirs = scene.kube_proxy("nftables");
+        let mut theirs = scene.kube_proxy(mode);
         scene.await_service("kube-proxy serves");
         let mut traffic = Traffic::open(&scene, CONNECTIONS);
 
@@ -148,7 +148,7 @@ fn a_kube_proxy_in_nftables_mode_is_replaced_and_comes_back() {
             theirs.terminate();
             let ours = Ours::with(&scene, "nftables");
             ours.eventually("nothing of kube-proxy is left", || {
-                !has_table(&scene, THEIR_TABLE) && has_table(&scene, OUR_TABLE)
+                scene.leftovers().is_empty() && has_table(&scene, OUR_TABLE)
             });
             ours
         });
@@ -164,10 +164,14 @@ fn a_kube_proxy_in_nftables_mode_is_replaced_and_comes_back() {
             ours.terminate();
             let syncs = |log: &str| log.matches("SyncProxyRules complete").count();
             let before = syncs(&theirs.log());
-            let theirs = scene.kube_proxy("nftables");
-            // One for each family.
-            theirs.eventually("kube-proxy has its rules", || {
-                syncs(&theirs.log()) >= before + 2
+            let theirs = scene.kube_proxy(mode);
+            theirs.eventually("kube-proxy has its rules", || match mode {
+                "ipvs" => {
+                    scene.has_addresses_of_kube_proxy()
+                        && scene.try_cleanup(&["--dry-run"]).is_some()
+                }
+                // One for each family.
+                _ => syncs(&theirs.log()) >= before + 2,
             });
             scene.cleanup(&[]);
             assert_eq!(scene.ours(), Vec::<String>::new());
@@ -177,6 +181,21 @@ fn a_kube_proxy_in_nftables_mode_is_replaced_and_comes_back() {
         theirs.terminate();
         traffic.assert_nothing_was_lost();
     });
+}
+
+#[test]
+fn a_kube_proxy_in_nftables_mode_is_replaced_and_comes_back() {
+    ours_with_nftables_replaces("nftables");
+}
+
+#[test]
+fn a_kube_proxy_in_iptables_mode_is_replaced_by_nftables_and_comes_back() {
+    ours_with_nftables_replaces("iptables");
+}
+
+#[test]
+fn a_kube_proxy_in_ipvs_mode_is_replaced_by_nftables_and_comes_back() {
+    ours_with_nftables_replaces("ipvs");
 }
 
 /// The number of times that the node moves from one dataplane of ours to the other.

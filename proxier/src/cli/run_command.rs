@@ -24,6 +24,7 @@ use crate::dataplane::Dataplane;
 use crate::dataplane::beside::Beside;
 use crate::dataplane::ipvs::filter::{self, FilterConfig};
 use crate::dataplane::ipvs::linux::{Linux, monitor};
+use crate::dataplane::ipvs::op::CARRIER;
 use crate::dataplane::ipvs::{Ipvs, Owners};
 use crate::dataplane::namespace_lock::NamespaceLock;
 use crate::dataplane::nftables::{self, Nftables};
@@ -296,14 +297,16 @@ impl Flags {
         })
     }
 
-    /// Returns what an earlier process that programmed IPVS left; `None` if nothing shows one.
+    /// Returns what kube-proxy or an earlier process that programmed IPVS left; `None` if nothing shows one.
     fn former_ipvs(
         &self,
         setup: &Setup,
         plan: &PlanConfig,
         packets: FilterConfig,
-    ) -> anyhow::Result<Option<FormerIpvs>> {
-        if !self.state.shows_ipvs()? {
+    ) -> anyhow::Result<Option<FormerIpvs<Linux>>> {
+        let is_ours = self.state.shows_ipvs()?;
+        let theirs = self.takeover.ports(setup).filter(|_| has_carrier());
+        if !is_ours && theirs.is_none() {
             return Ok(None);
         }
         // The only form that needs no device. Addresses of all forms are deleted.
@@ -321,7 +324,11 @@ impl Flags {
             ..plan.clone()
         };
         let file = self.state.file();
-        Ok(Some(FormerIpvs::new(ipvs, file, plan, packets)))
+        let former = FormerIpvs::new(ipvs, file, plan, packets);
+        Ok(Some(match theirs {
+            Some(ports) => former.with_kube_proxys(ports),
+            None => former,
+        }))
     }
 
     /// Relays connections until a stop is requested, and then until they have ended or the timeout is over.
@@ -456,13 +463,18 @@ impl Flags {
     }
 }
 
+/// Returns whether the device exists on which kube-proxy's IPVS mode has the service addresses.
+fn has_carrier() -> bool {
+    nix::net::if_::if_nametoindex(CARRIER).is_ok()
+}
+
 /// The values with which a serving process starts.
 struct Start<'a> {
     resolved: &'a Resolved,
     setup: &'a Setup,
     /// Installed before the relay and the watch start, so that the metrics of both are complete.
     exporter: Exporter,
-    /// The names of virtual servers, for their metrics.
+    /// The names of virtual servers or frontends, for their metrics.
     owners: Arc<Owners>,
 }
 

@@ -30,17 +30,23 @@ impl TakeoverFlag {
         setup: &Setup,
         mark_chain: MarkChainUse,
     ) -> anyhow::Result<Option<Takeover>> {
-        if self.kube_proxy_leftovers == LeftoverTreatment::Keep {
+        let Some(ports) = self.ports(setup) else {
             return Ok(None);
+        };
+        let client = LeftoverClient::open(mark_chain)?;
+        let sync_period = setup.settings.sync_period;
+        Ok(Some(Takeover::new(client, ports, sync_period)))
+    }
+
+    /// Returns the ports of kube-proxy's servers; `None` if its leftovers stay.
+    pub(super) fn ports(&self, setup: &Setup) -> Option<Vec<u16>> {
+        if self.kube_proxy_leftovers == LeftoverTreatment::Keep {
+            return None;
         }
-        let settings = &setup.settings;
         // kube-proxy reads the same configuration, so it would listen at the same ports.
-        let servers = [settings.servers.healthz, settings.servers.metrics];
+        let servers = &setup.settings.servers;
+        let servers = [servers.healthz, servers.metrics];
         let ports = servers.iter().flatten().map(|address| address.port());
-        Ok(Some(Takeover::new(
-            LeftoverClient::open(mark_chain)?,
-            ports.collect(),
-            settings.sync_period,
-        )))
+        Some(ports.collect())
     }
 }

@@ -12,33 +12,39 @@ use super::{Chore, Round};
 use crate::cluster::store::{Snapshot, Touched};
 use crate::dataplane::ipvs::filter::{Filter, FilterConfig};
 use crate::dataplane::ipvs::ledger::LedgerFile;
-use crate::dataplane::ipvs::linux::Linux;
-use crate::dataplane::ipvs::{Changes, InsideMarks, Ipvs, Kernel as _, Wanted};
+use crate::dataplane::ipvs::{Changes, InsideMarks, Ipvs, Kernel, Wanted};
 use crate::dataplane::{Applied, Dataplane, Extent, Failure, Planned};
+use crate::host::predecessor::signs;
 use crate::plan::{Changed, Desired, Machine, PlanConfig, Planner};
 use crate::util::conditions::{Coverage, LastingConditions};
 use crate::util::timer::Timer;
 
-/// Removes the IPVS state of an earlier process.
+#[cfg(test)]
+mod tests;
+
+/// Removes the IPVS state of an earlier process, or of kube-proxy.
 #[derive(Debug)]
-pub(crate) struct FormerIpvs {
+pub(crate) struct FormerIpvs<K> {
     /// `None` when nothing is left, as `ipvs`.
     file: Option<LedgerFile>,
-    ipvs: Option<Ipvs<Linux>>,
+    ipvs: Option<Ipvs<K>>,
     /// Plans no frontend, so that all virtual servers are retired.
     planner: Planner,
     /// Packet rules without frontends; `None` when they are written.
     rules: Option<nftables::Table>,
+    /// The ports of kube-proxy's servers, if the virtual servers may be kube-proxy's. They are left alone while it seems
+    /// to run.
+    kube_proxy_ports: Option<Vec<u16>>,
     /// The wait after a failure.
     retry: Timer,
     /// Failures that last.
     failures: LastingConditions,
 }
 
-impl FormerIpvs {
+impl<K: Kernel> FormerIpvs<K> {
     /// Returns the state that `ipvs` may have. `file` is its ledger.
     pub(crate) fn new(
-        ipvs: Ipvs<Linux>,
+        ipvs: Ipvs<K>,
         file: LedgerFile,
         plan: PlanConfig,
         rules: FilterConfig,
@@ -50,9 +56,17 @@ impl FormerIpvs {
             ipvs: Some(ipvs.leaving()),
             planner: Planner::new(plan),
             rules: Some(Filter::new(rules).table(Wanted::new(&nothing, &marks))),
+            kube_proxy_ports: None,
             retry: Timer::retry(),
             failures: LastingConditions::default(),
         }
+    }
+
+    /// Retires the virtual servers that kube-proxy left, too. `ports` are those of its servers.
+    #[must_use]
+    pub(crate) fn with_kube_proxys(mut self, ports: Vec<u16>) -> Self {
+        self.kube_proxy_ports = Some(ports);
+        self
     }
 
     /// Retires what is left. Removes the table and the ledger after the last virtual server.
@@ -60,6 +74,7 @@ impl FormerIpvs {
         &mut self,
         snapshot: &Snapshot,
         machine: &Machine,
+        desired: &Desired,
         extent: Extent,
         now: Duration,
     ) -> Result<(), Failure> {
@@ -73,7 +88,9 @@ impl FormerIpvs {
             ipvs.kernel.replace_rules(rules)?;
             self.rules = None;
         }
-        let applied = round(ipvs, &mut self.planner, snapshot, machine, extent, now)?;
+        let inherits = self.kube_proxy_ports.is_some().then_some(desired);
+        let planner = &mut self.planner;
+        let applied = round(ipvs, planner, (snapshot, machine), inherits, extent, now)?;
         let is_done = extent == Extent::All
             && applied.outcomes.is_empty()
             && ipvs.ledger().retired().is_empty();
@@ -89,12 +106,12 @@ impl FormerIpvs {
     }
 }
 
-/// Makes a round with a plan without frontends.
-fn round(
-    ipvs: &mut Ipvs<Linux>,
+/// Makes a round with a plan without frontends. What kube-proxy left belongs to the Services that `inherits` has.
+fn round<K: Kernel>(
+    ipvs: &mut Ipvs<K>,
     planner: &mut Planner,
-    snapshot: &Snapshot,
-    machine: &Machine,
+    (snapshot, machine): (&Snapshot, &Machine),
+    inherits: Option<&Desired>,
     extent: Extent,
     now: Duration,
 ) -> Result<Applied<Changes>, Failure> {
@@ -106,6 +123,9 @@ fn round(
     ipvs.begin(planned, &Touched::All, extent, now)?;
     ipvs.follow(planned, &Changed::default(), now);
     ipvs.observe(planned, extent, now)?;
+    if let Some(desired) = inherits {
+        ipvs.own_inherited(desired);
+    }
     let kept = ipvs.retire(planned, extent, now)?;
     let changed = planner.keep_addresses(kept, snapshot);
     let planned = Planned {
@@ -123,7 +143,7 @@ fn round(
     Ok(applied)
 }
 
-impl<D: Dataplane> Chore<D> for FormerIpvs {
+impl<K: Kernel, D: Dataplane> Chore<D> for FormerIpvs<K> {
     fn due(&self) -> Option<Duration> {
         let due = self.ipvs.as_ref()?.next_due()?;
         Some(self.retry.due().map_or(due, |retry| retry.max(due)))
@@ -138,8 +158,14 @@ impl<D: Dataplane> Chore<D> for FormerIpvs {
         }
         let is_known = self.ipvs.as_ref().is_some_and(Dataplane::is_known);
         let extent = if is_known { round.extent } else { Extent::All };
+        let signs = self.kube_proxy_ports.as_deref().and_then(signs::find);
+        // The removal of its leftovers warns.
+        if signs.is_some() {
+            return;
+        }
         let (snapshot, machine) = (round.proxier.snapshot(), round.proxier.machine());
-        let retired = self.retire(snapshot, machine, extent, round.now);
+        let desired = round.proxier.desired();
+        let retired = self.retire(snapshot, machine, desired, extent, round.now);
         let mut report = self.failures.report(Coverage::All, round.now);
         match retired {
             Ok(()) => self.retry.reset(),

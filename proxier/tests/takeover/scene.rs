@@ -272,6 +272,12 @@ impl Scene {
         all.lines().map(str::to_owned).collect()
     }
 
+    /// Returns whether kube-proxy's IPVS mode has service addresses on its device.
+    pub(crate) fn has_addresses_of_kube_proxy(&self) -> bool {
+        let addresses = "ip -oneline address show dev kube-ipvs0 2>/dev/null; true";
+        !self.sh(addresses).is_empty()
+    }
+
     /// Returns what our program has on the node.
     pub(crate) fn ours(&self) -> Vec<String> {
         let state = self.file("state");

@@ -4,20 +4,20 @@
 //! or left by kube-proxy or by an earlier process whose ledger was lost. Whoever may create Services could otherwise take
 //! over the virtual servers of kube-vip or keepalived by asking for their address and port.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipvs_netlink::{Forwarding, ServiceKey};
 
 use super::{Ipvs, Kernel, Wanted};
-use crate::cluster::model::ServicePortName;
+use crate::cluster::model::{Protocol, ServicePortName};
 use crate::cluster::problem::Problem;
 use crate::dataplane::Planned;
 use crate::dataplane::ipvs::filter;
 use crate::dataplane::ipvs::observed::Observed;
 use crate::dataplane::ipvs::op::AddressForm;
 use crate::plan::frontend::Frontend;
-use crate::plan::{FrontendKind, ServiceAddresses};
+use crate::plan::{Desired, FrontendKind, ServiceAddresses};
 
 /// The virtual servers that an earlier service proxy may have left.
 #[derive(Clone, Debug, Default)]
@@ -175,6 +175,40 @@ impl<K: Kernel> Ipvs<K> {
         );
         for key in lost {
             self.ledger.own(key, &nobody());
+        }
+    }
+
+    /// Records the virtual servers that kube-proxy left, so that they drain: those at addresses on its device, and those of
+    /// node ports of `desired`.
+    ///
+    /// One on the device that no Service asks for is deleted, as kube-proxy would.
+    pub(crate) fn own_inherited(&mut self, desired: &Desired) {
+        let observed = &self.state.observed;
+        let is_of_kube_proxy = observed.carrier.is_some_and(|carrier| !carrier.is_ours);
+        let Some(inherited) = self.state.inherited.as_mut().filter(|_| is_of_kube_proxy) else {
+            return;
+        };
+        let plans = desired.frontends.iter();
+        let node_ports: BTreeMap<(Protocol, u16), &ServicePortName> = plans
+            .filter(|(_, plan)| plan.profile.kind == FrontendKind::NodePort)
+            .map(|(frontend, plan)| ((frontend.protocol, frontend.port), &plan.owner))
+            .collect();
+        // No Service has this name, so nothing delays the deletion.
+        let nobody = ServicePortName::from("");
+        let on_device = std::mem::take(&mut inherited.at_service_addresses).into_iter();
+        let is_on_device = |address| has_address_on_device(observed, address);
+        for key in on_device.filter(|key| key.address().is_some_and(is_on_device)) {
+            let plan = Frontend::of(&key).and_then(|it| desired.frontends.get(&it));
+            self.ledger
+                .own(key, plan.map_or(&nobody, |plan| &plan.owner));
+        }
+        // kube-proxy serves node ports at all addresses by default, and the plan perhaps at some.
+        for key in std::mem::take(&mut inherited.at_node_addresses) {
+            if let Some(it) = Frontend::of(&key)
+                && let Some(owner) = node_ports.get(&(it.protocol, it.port))
+            {
+                self.ledger.own(key, owner);
+            }
         }
     }
 
