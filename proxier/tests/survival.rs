@@ -40,6 +40,8 @@ mod monitoring;
 mod neighbours;
 #[path = "survival/networkd.rs"]
 mod networkd;
+#[path = "survival/one_way.rs"]
+mod one_way;
 #[path = "survival/privilege.rs"]
 mod privilege;
 #[path = "survival/repair.rs"]
@@ -58,7 +60,7 @@ use ipvs_netlink as ipvs;
 use lab::net::{Answer, Cluster, Connection};
 use serde_json::json;
 
-use daemon::{Daemon, virtual_server, web, web_key};
+use daemon::{Daemon, NFTABLES, virtual_server, web, web_key};
 use dice::Dice;
 
 /// Pods of node-a, as [`Daemon::endpoints`] names them.
@@ -74,14 +76,20 @@ const POD_B2: (u8, u8) = (2, 3);
 struct Connections(Vec<(Connection, String)>);
 
 impl Connections {
-    /// Opens four connections.
+    /// Opens at least four connections, and as many as pod1 and pod2 need to serve some: nftables chooses at random.
     fn open(cluster: &Cluster) -> Self {
-        let open = |_| {
+        let mut all = Self(Vec::new());
+        while all.0.len() < 4 || !["pod1", "pod2"].iter().all(|pod| all.have(pod)) {
             let connection = cluster.pod3.connect("10.96.1.1:80").unwrap();
             let pod = connection.greeting().backend().unwrap().to_owned();
-            (connection, pod)
-        };
-        Self((0..4).map(open).collect())
+            all.0.push((connection, pod));
+            assert!(all.0.len() < 50, "one Pod serves all");
+        }
+        all
+    }
+
+    fn have(&self, pod: &str) -> bool {
+        self.0.iter().any(|(_, it)| it == pod)
     }
 
     /// Asserts that each connection is still answered by the same Pod.
@@ -107,66 +115,87 @@ fn serving(flags: &[&str]) -> (Cluster, Daemon, Connections) {
         cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some()
     });
     let connections = Connections::open(&cluster);
-    let pods: Vec<&str> = connections.0.iter().map(|(_, pod)| pod.as_str()).collect();
-    assert!(pods.contains(&"pod1") && pods.contains(&"pod2"), "{pods:?}");
     (cluster, daemon, connections)
 }
 
 /// Flags with which the daemon programs the kernel after each change without delay.
 const AT_ONCE: [&str; 2] = ["--ipvs-min-sync-period", "0"];
 
+/// The same with the dataplane nftables.
+const AT_ONCE_BY_NFTABLES: [&str; 3] = [AT_ONCE[0], AT_ONCE[1], NFTABLES];
+
 #[test]
 fn connections_survive_restarts() {
-    lab::test(|| {
-        let (_cluster, mut daemon, mut connections) = serving(&AT_ONCE);
-        daemon.terminate();
-        connections.assert_alive("the end of the daemon");
-        daemon.start();
-        let starts = || daemon.log().matches("programming IPVS").count();
-        daemon.eventually("the second start", || starts() == 2);
-        daemon.endpoints(&[POD1, POD2, POD3]);
-        daemon.await_endpoints(&[POD1, POD2, POD3]);
-        connections.assert_alive("a restart");
+    lab::test(|| restarts(&AT_ONCE));
+}
 
-        // An endpoint that is removed while no daemon runs drains as well.
-        daemon.kill();
-        daemon.endpoints(&[POD2, POD3]);
-        daemon.start();
-        daemon.await_endpoints(&[POD2, POD3]);
-        connections.assert_alive("the removal of an endpoint while the daemon was dead");
+#[test]
+fn connections_by_nftables_survive_restarts() {
+    lab::test(|| restarts(&AT_ONCE_BY_NFTABLES));
+}
 
-        // It still drains after another restart.
-        daemon.kill();
-        daemon.start();
-        daemon.endpoints(&[POD2]);
-        daemon.await_endpoints(&[POD2]);
-        connections.assert_alive("the next daemon's start");
-    });
+fn restarts(flags: &[&str]) {
+    let (_cluster, mut daemon, mut connections) = serving(flags);
+    daemon.terminate();
+    connections.assert_alive("the end of the daemon");
+    daemon.start();
+    let starts = || {
+        let starts = ["programming IPVS", "programming nftables"];
+        starts
+            .map(|start| daemon.log().matches(start).count())
+            .iter()
+            .sum::<usize>()
+    };
+    daemon.eventually("the second start", || starts() == 2);
+    daemon.endpoints(&[POD1, POD2, POD3]);
+    daemon.await_endpoints(&[POD1, POD2, POD3]);
+    connections.assert_alive("a restart");
+
+    // An endpoint that is removed while no daemon runs drains as well.
+    daemon.kill();
+    daemon.endpoints(&[POD2, POD3]);
+    daemon.start();
+    daemon.await_endpoints(&[POD2, POD3]);
+    connections.assert_alive("the removal of an endpoint while the daemon was dead");
+
+    // It still drains after another restart.
+    daemon.kill();
+    daemon.start();
+    daemon.endpoints(&[POD2]);
+    daemon.await_endpoints(&[POD2]);
+    connections.assert_alive("the next daemon's start");
 }
 
 #[test]
 fn connections_survive_flapping_scaling_and_edits() {
-    lab::test(|| {
-        let (_cluster, daemon, mut connections) = serving(&AT_ONCE);
-        for _ in 0..20 {
-            daemon.endpoints(&[POD2]);
-            daemon.await_endpoints(&[POD2]);
-            daemon.endpoints(&[POD1, POD2]);
-            daemon.await_endpoints(&[POD1, POD2]);
-        }
-        connections.assert_alive("flapping 20 times");
-        daemon.endpoints(&[POD1, POD2, POD3, POD_B1, POD_B2]);
-        daemon.await_endpoints(&[POD1, POD2, POD3, POD_B1, POD_B2]);
-        connections.assert_alive("scaling out");
-        for number in 0..5 {
-            daemon
-                .api
-                .apply(web(&json!({"edited": number.to_string()})));
-        }
+    lab::test(|| flapping(&AT_ONCE));
+}
+
+#[test]
+fn connections_by_nftables_survive_flapping_scaling_and_edits() {
+    lab::test(|| flapping(&AT_ONCE_BY_NFTABLES));
+}
+
+fn flapping(flags: &[&str]) {
+    let (_cluster, daemon, mut connections) = serving(flags);
+    for _ in 0..20 {
+        daemon.endpoints(&[POD2]);
+        daemon.await_endpoints(&[POD2]);
         daemon.endpoints(&[POD1, POD2]);
         daemon.await_endpoints(&[POD1, POD2]);
-        connections.assert_alive("edits of labels");
-    });
+    }
+    connections.assert_alive("flapping 20 times");
+    daemon.endpoints(&[POD1, POD2, POD3, POD_B1, POD_B2]);
+    daemon.await_endpoints(&[POD1, POD2, POD3, POD_B1, POD_B2]);
+    connections.assert_alive("scaling out");
+    for number in 0..5 {
+        daemon
+            .api
+            .apply(web(&json!({"edited": number.to_string()})));
+    }
+    daemon.endpoints(&[POD1, POD2]);
+    daemon.await_endpoints(&[POD1, POD2]);
+    connections.assert_alive("edits of labels");
 }
 
 /// Under policy Local, clients inside the cluster reach remote endpoints too, through a virtual server
@@ -227,31 +256,38 @@ fn connections_survive_a_minute_without_an_api_server() {
 
 #[test]
 fn two_hundred_kills_end_in_the_planned_table() {
-    lab::test(|| {
-        let (_cluster, mut daemon, mut connections) = serving(&AT_ONCE);
-        let mut dice = Dice::new(20_261_121);
-        for kill in 0..200 {
-            let mut endpoints = Vec::new();
-            for pod in [POD1, POD2, POD3, POD_B1, POD_B2] {
-                if dice.one_in(2) {
-                    endpoints.push(pod);
-                }
-            }
-            daemon.endpoints(&endpoints);
-            std::thread::sleep(Duration::from_millis(dice.below(40).try_into().unwrap()));
-            daemon.kill();
-            if kill % 2 == 0 {
-                endpoints.push((1, 100 + u8::try_from(kill / 2).unwrap()));
-                daemon.endpoints(&endpoints);
-            }
-            daemon.start();
-            daemon.await_endpoints(&endpoints);
-            if kill % 10 == 0 {
-                connections.assert_alive(&format!("kill {kill}"));
+    lab::test(|| kills(&AT_ONCE));
+}
+
+#[test]
+fn two_hundred_kills_end_in_the_planned_table_of_nftables() {
+    lab::test(|| kills(&AT_ONCE_BY_NFTABLES));
+}
+
+fn kills(flags: &[&str]) {
+    let (_cluster, mut daemon, mut connections) = serving(flags);
+    let mut dice = Dice::new(20_261_121);
+    for kill in 0..200 {
+        let mut endpoints = Vec::new();
+        for pod in [POD1, POD2, POD3, POD_B1, POD_B2] {
+            if dice.one_in(2) {
+                endpoints.push(pod);
             }
         }
-        connections.assert_alive("two hundred kills");
-    });
+        daemon.endpoints(&endpoints);
+        std::thread::sleep(Duration::from_millis(dice.below(40).try_into().unwrap()));
+        daemon.kill();
+        if kill % 2 == 0 {
+            endpoints.push((1, 100 + u8::try_from(kill / 2).unwrap()));
+            daemon.endpoints(&endpoints);
+        }
+        daemon.start();
+        daemon.await_endpoints(&endpoints);
+        if kill % 10 == 0 {
+            connections.assert_alive(&format!("kill {kill}"));
+        }
+    }
+    connections.assert_alive("two hundred kills");
 }
 
 #[test]

@@ -20,6 +20,7 @@ use super::scene::{Scene, program};
 use super::services::{Endpoint, POD_B1, POD1, POD2, Services};
 use crate::{CLUSTER, KUBE_PROXY, at, check_dual, check_in};
 
+mod replaced;
 mod rounds;
 
 /// How often the endpoints of a Service change while clients ask.

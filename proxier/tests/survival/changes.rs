@@ -13,7 +13,7 @@ use lab::net::Cluster;
 use serde_json::{Value, json};
 
 use super::AT_ONCE;
-use super::daemon::Daemon;
+use super::daemon::{Daemon, NFTABLES};
 use super::dice::Dice;
 
 /// The number of changes in a history.
@@ -130,11 +130,17 @@ fn restore(daemon: &Daemon, objects: &[Value]) {
     }
 }
 
-/// Runs a random history.
-fn history(seed: u32) {
-    let _network = Cluster::conformance();
+/// Runs a random history of a daemon with these flags. Returns its network and the daemon.
+fn changed(seed: u32, flags: &[&str]) -> (Cluster, Daemon) {
+    let network = Cluster::conformance();
     let objects = objects();
-    let flags = [&AT_ONCE[..], &["--drain-timeout", "0s"], &CLUSTER_CIDR].concat();
+    let flags = [
+        &AT_ONCE[..],
+        &["--drain-timeout", "0s"],
+        &CLUSTER_CIDR,
+        flags,
+    ]
+    .concat();
     let mut daemon = Daemon::bare(&flags);
     daemon.start();
     let mut dice = Dice::new(seed);
@@ -142,7 +148,12 @@ fn history(seed: u32) {
         change(&mut daemon, &objects, &mut dice);
     }
     restore(&daemon, &objects);
+    (network, daemon)
+}
 
+/// Runs a random history with IPVS.
+fn history(seed: u32) {
+    let (_network, daemon) = changed(seed, &[]);
     // A plan made before the first round of the last process may have no key of marks, and then draws its own.
     // The report that equals the plan is kept: on Linux 6.1, changes in other network namespaces may hide a
     // virtual server from the next one.
@@ -162,6 +173,32 @@ fn history(seed: u32) {
 #[test]
 fn the_table_is_kube_proxys_after_250_random_changes() {
     lab::test(|| history(20_261_121));
+}
+
+/// The slots are drawn at random, so the table is compared with that of a plan from scratch.
+#[test]
+fn the_maps_are_those_of_the_plan_after_250_random_changes() {
+    lab::test(|| {
+        let (_network, daemon) = changed(20_261_121, &[NFTABLES]);
+        let plan = || {
+            let mut plan = daemon.command("plan");
+            plan.args(CLUSTER_CIDR).args([NFTABLES, "--output=json"]);
+            let output = plan.output().unwrap();
+            assert_ne!(output.status.code(), Some(1), "{output:?}");
+            serde_json::from_slice::<Value>(&output.stdout).unwrap()
+        };
+        let expected = json!({"changes": [], "problems": []});
+        daemon.eventually("the table is that of the plan", || plan() == expected);
+        // Each frontend of the plan with endpoints, and no other.
+        let status = daemon
+            .command("status")
+            .args(["--output=json"])
+            .output()
+            .unwrap();
+        let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+        let frontends = status["maps"].as_array().unwrap().len();
+        assert!(frontends > 50, "{frontends} frontends");
+    });
 }
 
 #[test]

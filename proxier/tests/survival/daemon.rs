@@ -6,11 +6,16 @@ use std::time::{Duration, SystemTime};
 
 use api_server::{ApiServer, Key};
 use ipvs_netlink as ipvs;
-use serde_json::{Value, json};
+use nftables::{KeyType, RulesClient, Set, SetKind, Value};
+use proxier::testing::model::Family;
+use serde_json::json;
 use tempfile::TempDir;
 
 use super::alone::alone;
 use super::privilege::contained;
+
+/// The flag of the dataplane nftables.
+pub(crate) const NFTABLES: &str = "--dataplane=nftables";
 
 /// An API server and a daemon that follows it.
 pub(crate) struct Daemon {
@@ -173,7 +178,7 @@ impl Daemon {
         self.annotated_endpoints(endpoints, &changed);
     }
 
-    fn annotated_endpoints(&self, endpoints: &[(u8, u8)], annotations: &Value) {
+    fn annotated_endpoints(&self, endpoints: &[(u8, u8)], annotations: &serde_json::Value) {
         let endpoint = |&(node, last): &(u8, u8)| {
             json!({
                 "addresses": [format!("10.244.{node}.{last}")],
@@ -181,7 +186,7 @@ impl Daemon {
                 "conditions": {"ready": true, "serving": true, "terminating": false},
             })
         };
-        let endpoints: Vec<Value> = endpoints.iter().map(endpoint).collect();
+        let endpoints: Vec<serde_json::Value> = endpoints.iter().map(endpoint).collect();
         self.api.apply(json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
             "metadata": {
@@ -202,7 +207,17 @@ impl Daemon {
             .map(|(node, last)| format!("10.244.{node}.{last}:8080"))
             .collect();
         expected.sort();
-        self.eventually(&format!("{expected:?}"), || serving() == expected);
+        self.eventually(&format!("{expected:?}"), || self.serving() == expected);
+    }
+
+    /// Returns the endpoints of Service web that get new connections, sorted.
+    fn serving(&self) -> Vec<String> {
+        let mut serving = match self.flags.iter().any(|flag| flag == NFTABLES) {
+            true => targets(),
+            false => destinations(),
+        };
+        serving.sort();
+        serving
     }
 
     /// Waits until `is_true` returns true. Panics if it never does.
@@ -210,7 +225,7 @@ impl Daemon {
         assert!(
             lab::await_true(Duration::from_millis(20), is_true),
             "never came true: {what}; serving {:?}",
-            serving()
+            self.serving()
         );
     }
 }
@@ -225,7 +240,7 @@ impl Drop for Daemon {
 }
 
 /// Returns Service `default/web` with `labels`.
-pub(crate) fn web(labels: &Value) -> Value {
+pub(crate) fn web(labels: &serde_json::Value) -> serde_json::Value {
     json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {"namespace": "default", "name": "web", "labels": labels},
@@ -250,15 +265,26 @@ pub(crate) fn virtual_server() -> ipvs::ServiceKey {
     }
 }
 
-/// Returns the destinations of Service web that get new connections, sorted.
-fn serving() -> Vec<String> {
+/// Returns the endpoint of each slot of Service web in the maps of nftables.
+fn targets() -> Vec<String> {
+    let family = Family::V4;
+    let frontend = [KeyType::Address(family), KeyType::Protocol, KeyType::Port];
+    let key: Vec<KeyType> = frontend.into_iter().chain([KeyType::Mark]).collect();
+    let map = Set::new("endpoints-4", key, SetKind::Targets(family));
+    let mut client = RulesClient::open("ipvs-proxier-maps").unwrap();
+    let map = client.read_elements(&map).unwrap();
+    let address = Some(Value::V4([10, 96, 1, 1].into()));
+    let of_web = (map.targets()).filter(|(key, _)| key.parts().next() == address);
+    of_web.map(|(_, endpoint)| endpoint.to_string()).collect()
+}
+
+/// Returns the destinations of Service web that get new connections.
+fn destinations() -> Vec<String> {
     let mut client = ipvs::Client::open().unwrap();
     let entries = client.destinations(&virtual_server()).unwrap();
     let serving = entries.iter().map(|entry| entry.destination);
-    let mut serving: Vec<String> = serving
+    serving
         .filter(|destination| destination.weight > 0)
         .map(|destination| destination.key.to_string())
-        .collect();
-    serving.sort();
-    serving
+        .collect()
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{AT_ONCE, serving};
+use super::{AT_ONCE, AT_ONCE_BY_NFTABLES, serving};
 
 /// The foreign rules that a flush deletes together with ours.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +47,14 @@ fn restored_after_flushes(flags: &[&str], foreign: Foreign) -> Vec<Duration> {
 fn a_flush_is_repaired_at_once() {
     lab::test(|| {
         let took = restored_after_flushes(&AT_ONCE, Foreign::EmptyTable);
+        println!("{took:?}");
+    });
+}
+
+#[test]
+fn a_flush_of_the_maps_is_repaired_at_once() {
+    lab::test(|| {
+        let took = restored_after_flushes(&AT_ONCE_BY_NFTABLES, Foreign::EmptyTable);
         println!("{took:?}");
     });
 }
