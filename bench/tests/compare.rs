@@ -76,13 +76,16 @@ fn every_scheduler_is_in_every_scenario() {
             .iter()
             .map(|row| row["scheduler"].as_str().unwrap())
             .collect();
-        for scheduler in ["rr", "wrr", "lc", "wlc", "sh", "mh", "peak-ewma"] {
+        for scheduler in ["rr", "wrr", "lc", "wlc", "sh", "mh", "peak-ewma", "slots"] {
             assert!(schedulers.contains(scheduler), "{scheduler}");
         }
     }
     let sweeps = results["sweeps"].as_array().unwrap().iter();
     let names: HashSet<&str> = sweeps.map(|it| it["name"].as_str().unwrap()).collect();
-    assert_eq!(names, HashSet::from(["equal", "weighted", "slow"]));
+    assert_eq!(
+        names,
+        HashSet::from(["equal", "weighted", "slow", "slots", "weighted-slots"])
+    );
     assert!(table.contains("lc or rr: equal servers"));
 }
 

@@ -1,4 +1,7 @@
-//! A scheduler that is not in the crate `schedulers`, written with its public API only.
+//! Schedulers that are not in the crate `schedulers`, written with its public API only.
+//!
+//! `slots` is what the dataplane nftables does with rr and wrr: each new connection draws a slot, and a server has as
+//! many slots as its weight.
 //!
 //! Peak EWMA with two choices draws two servers and picks the one with the lower expected latency:
 //! the moving average of its latencies times the number of its connections, the new one included.
@@ -9,19 +12,25 @@ use std::time::Duration;
 
 use schedulers::{Error, Options, Registry, Request, Scheduler, ServerId, Servers};
 
-/// The name under which it is registered.
+use crate::random::Random;
+
+/// The names under which they are registered.
 pub(crate) const NAME: &str = "peak-ewma";
+pub(crate) const SLOTS: &str = "slots";
 
 /// After this time the weight of a latency is 1/e.
 const MEMORY: Duration = Duration::from_secs(5);
 /// The number of draws of ineligible servers before all servers are scanned.
 const TRIES: u32 = 8;
 
-/// Registers [`PeakEwma`] under its name.
+/// Registers [`PeakEwma`] and [`Slots`] under their names.
 ///
 /// # Errors
-/// The name is taken.
+/// A name is taken.
 pub(crate) fn register(registry: &mut Registry) -> Result<(), Error> {
+    registry.register(SLOTS, |options: &Options| {
+        Box::new(Slots(Random::new(options.seed, 0)))
+    })?;
     registry.register(NAME, |options: &Options| {
         Box::new(PeakEwma {
             random: options.seed,
@@ -29,6 +38,22 @@ pub(crate) fn register(registry: &mut Registry) -> Result<(), Error> {
             latencies: Vec::new(),
         })
     })
+}
+
+/// Picks the server of a random slot.
+///
+/// # Cost
+/// A pick takes one step per slot.
+#[derive(Debug)]
+struct Slots(Random);
+
+impl Scheduler for Slots {
+    fn pick(&mut self, servers: &Servers, _: &Request) -> Option<ServerId> {
+        let eligible = servers.iter().filter(|(_, server)| server.is_eligible());
+        let mut slots = eligible.flat_map(|(id, it)| (0..it.weight()).map(move |_| id));
+        let count = slots.clone().count();
+        slots.nth(self.0.below(u32::try_from(count).ok()?) as usize)
+    }
 }
 
 /// Picks the better of two servers drawn at random.
@@ -173,6 +198,24 @@ mod tests {
             .unwrap();
         let fast = picks(&mut balancer);
         assert!((260..340).contains(&fast), "{fast}");
+    }
+
+    #[test]
+    fn a_server_has_as_many_slots_as_its_weight() {
+        let mut registry = Registry::new();
+        register(&mut registry).unwrap();
+        let options = Options::default();
+        let mut balancer = Balancer::new(registry.build(SLOTS, &options).unwrap(), &options);
+        assert_eq!(balancer.pick(&REQUEST), None);
+        let ids = [1, 3, 0].map(|weight| {
+            let server = ([10, 0, 0, u8::try_from(weight).unwrap()], 80);
+            balancer.add(server.into(), weight).unwrap()
+        });
+        let picks: Vec<_> = (0..4_000).filter_map(|_| balancer.pick(&REQUEST)).collect();
+        let count = |id| picks.iter().filter(|it| **it == id).count();
+        let [one, three, none] = ids.map(count);
+        assert!((900..1_100).contains(&one), "{one}");
+        assert_eq!([one + three, none], [4_000, 0]);
     }
 
     #[test]

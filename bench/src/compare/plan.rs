@@ -96,7 +96,7 @@ impl Plan {
             });
             let points: Vec<Point> = points.collect();
             if !points.is_empty() {
-                sweeps.push(Sweep::new(question, points));
+                sweeps.push(Sweep { question, points });
             }
         }
         sweeps

@@ -4,7 +4,7 @@ use schedulers::Registry;
 
 use super::results::{Chapter, Results, Row};
 use super::scenario::Scenario;
-use super::sweep::{NODES, SERVERS, Sweep};
+use super::sweep::{NODES, Question, SERVERS, Sweep};
 use crate::figures::{short, thousands};
 use crate::report::plot::{Axis, Kind, Plot, Series};
 use crate::report::table::Table;
@@ -99,12 +99,12 @@ fn overview_cell(chapter: &Chapter, row: &Row) -> String {
 }
 
 fn sweep(sweep: &Sweep) -> Section {
-    let Sweep {
+    let Question {
         plain,
         counting,
         about,
         ..
-    } = sweep;
+    } = sweep.question;
     let heads = || NODES.into_iter().map(|nodes| format!("{nodes} nodes"));
     let mut ratios = Table::new(std::iter::once("ratio".to_owned()).chain(heads()));
     let mut densities = Table::new(std::iter::once("connections".to_owned()).chain(heads()));

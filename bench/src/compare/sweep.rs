@@ -5,10 +5,10 @@
 
 use serde::Serialize;
 
-use super::catalogue;
 use super::cells::Measured;
 use super::results::Row;
 use super::scenario::{Scenario, ServerKind};
+use super::{catalogue, outside};
 
 /// The numbers of nodes.
 pub(crate) const NODES: [u32; 5] = [1, 4, 16, 64, 256];
@@ -16,7 +16,7 @@ pub(crate) const NODES: [u32; 5] = [1, 4, 16, 64, 256];
 pub(crate) const SERVERS: [usize; 4] = [4, 16, 64, 256];
 
 /// A pair of schedulers to compare, and the servers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Question {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
@@ -24,11 +24,12 @@ pub(crate) struct Question {
     pub(crate) plain: &'static str,
     /// The scheduler that counts.
     pub(crate) counting: &'static str,
+    #[serde(skip)]
     scenario: fn(u32, usize) -> Scenario,
 }
 
 /// All pairs.
-pub(crate) const QUESTIONS: [Question; 3] = [
+pub(crate) const QUESTIONS: [Question; 5] = [
     Question {
         name: "equal",
         about: "equal servers",
@@ -50,6 +51,20 @@ pub(crate) const QUESTIONS: [Question; 3] = [
         counting: "lc",
         scenario: slow,
     },
+    Question {
+        name: "slots",
+        about: "equal servers, with nftables",
+        plain: outside::SLOTS,
+        counting: "lc",
+        scenario: catalogue::equal,
+    },
+    Question {
+        name: "weighted-slots",
+        about: "servers of 2, 4 and 8 cores, with nftables",
+        plain: outside::SLOTS,
+        counting: "wlc",
+        scenario: weighted,
+    },
 ];
 
 impl Question {
@@ -64,11 +79,8 @@ impl Question {
 
 fn weighted(nodes: u32, servers: usize) -> Scenario {
     let mut scenario = catalogue::equal(nodes, servers);
-    for (server, cores) in scenario
-        .servers
-        .iter_mut()
-        .zip([2, 4, 2, 8].into_iter().cycle())
-    {
+    let cores = [2, 4, 2, 8].into_iter().cycle();
+    for (server, cores) in scenario.servers.iter_mut().zip(cores) {
         *server = ServerKind {
             cores,
             weight: Some(cores),
@@ -84,12 +96,9 @@ fn slow(nodes: u32, servers: usize) -> Scenario {
 
 /// The results for a pair of schedulers.
 #[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub(crate) struct Sweep {
-    pub(crate) name: String,
-    pub(crate) about: String,
-    pub(crate) plain: String,
-    pub(crate) counting: String,
+    #[serde(flatten)]
+    pub(crate) question: Question,
     pub(crate) points: Vec<Point>,
 }
 
@@ -132,21 +141,10 @@ impl Point {
 }
 
 impl Sweep {
-    pub(crate) fn new(question: Question, points: Vec<Point>) -> Self {
-        Self {
-            name: question.name.to_owned(),
-            about: question.about.to_owned(),
-            plain: question.plain.to_owned(),
-            counting: question.counting.to_owned(),
-            points,
-        }
-    }
-
     /// Returns the point with these numbers of nodes and servers, if it was simulated.
     pub(crate) fn point(&self, nodes: u32, servers: usize) -> Option<&Point> {
-        self.points
-            .iter()
-            .find(|point| (point.nodes, point.servers) == (nodes, servers))
+        let mut points = self.points.iter();
+        points.find(|point| (point.nodes, point.servers) == (nodes, servers))
     }
 
     /// Returns the 99th percentile of the counting scheduler at `point`, divided by that with one node.
