@@ -40,6 +40,7 @@ mod relay_options;
 mod service;
 
 pub use access::{Access, Availability, Scope};
+pub(crate) use endpoints::{LeftOut, Surveyed, survey};
 pub use external_ranges::ExternalRanges;
 pub use health::HealthCheck;
 pub use node_ports::NodePortAddresses;

@@ -12,15 +12,17 @@ use std::sync::Arc;
 
 use crate::cluster::model::{
     Endpoint, EndpointSlice, Family, Protocol, Service, ServicePort, SlicePort, TopologyKey,
-    Weights,
+    TrafficPolicy, Weights,
 };
 
 mod hints;
+mod survey;
 mod topology;
 mod weights;
 
 use super::SelectedEndpoint;
 use hints::Hinting;
+pub(crate) use survey::{Surveyed, survey};
 pub(super) use topology::Topology;
 
 /// The endpoints of one Service port and family, for each traffic policy.
@@ -58,16 +60,12 @@ impl EndpointSets {
             weight: weights::of(endpoint, weights, topology),
         };
         let all = candidates(slices, port, family);
-        let is_local = |(_, endpoint): &Candidate<'_>| topology.is_local(endpoint);
-        let local: Vec<_> = all.iter().copied().filter(is_local).collect();
-        let (cluster, local) = match keys {
-            Some(keys) => (
-                nearest(&all, keys, topology),
-                nearest(&local, keys, topology),
-            ),
-            // As in kube-proxy, hints do not restrict policy Local: its endpoints are near anyway.
-            None => (hinted(&all, topology), usable(&local, |_| true)),
+        let selected = |policy| {
+            let selection = Selection::of(&all, policy, keys, topology);
+            select(&all, |endpoint| selection.check(endpoint, topology).is_ok())
         };
+        let cluster = selected(TrafficPolicy::Cluster);
+        let local = selected(TrafficPolicy::Local);
         Self {
             is_local_ready: local.iter().any(|(_, endpoint)| endpoint.is_ready),
             cluster: cluster.into_iter().map(weigh).collect(),
@@ -122,54 +120,146 @@ fn is_last_resort(endpoint: &Endpoint) -> bool {
     endpoint.is_serving && endpoint.is_terminating
 }
 
-/// Returns the ready candidates that `admits` accepts.
-///
-/// If there is none, returns the accepted candidates that are terminating and still serve.
-fn usable<'a>(
-    candidates: &[Candidate<'a>],
-    admits: impl Fn(&Endpoint) -> bool,
-) -> Vec<Candidate<'a>> {
-    let ready = select(candidates, |endpoint| endpoint.is_ready && admits(endpoint));
-    if ready.is_empty() {
-        return select(candidates, |endpoint| {
-            is_last_resort(endpoint) && admits(endpoint)
-        });
-    }
-    ready
+/// The test that an endpoint of a Service port must pass to serve a traffic policy.
+#[derive(Clone, Copy, Debug)]
+struct Selection<'a> {
+    /// Whether only endpoints of this node may serve (policy Local).
+    is_local: bool,
+    /// The state that serves; [`State::Ready`] if any endpoint is ready.
+    state: State,
+    place: Place<'a>,
 }
 
-/// Returns the candidates that topology hints assign to this node or zone.
-///
-/// Hints restrict ready endpoints only. Terminating endpoints serve only if no endpoint is ready;
-/// restricting them, too, could leave clients without any.
-fn hinted<'a>(candidates: &[Candidate<'a>], topology: &Topology<'_>) -> Vec<Candidate<'a>> {
-    let endpoints = candidates.iter().map(|&(_, endpoint)| endpoint);
-    let hinting = Hinting::of(endpoints.filter(|endpoint| endpoint.is_ready), topology);
-    usable(candidates, |endpoint| {
-        !endpoint.is_ready || hinting.admits(endpoint)
-    })
+/// The places whose endpoints serve.
+#[derive(Clone, Copy, Debug)]
+enum Place<'a> {
+    /// All that topology hints permit.
+    Hinted(Hinting<'a>),
+    /// Those that match a key of the annotation `topology-keys`.
+    Matching(TopologyKey),
+    /// None: no key of the annotation matches an endpoint.
+    Nowhere,
 }
 
-/// Returns the matches of the first of `keys` that matches any candidate.
-///
-/// Tries all keys with ready endpoints first, then all keys with terminating ones: a distant ready
-/// endpoint serves better than a near one that is about to exit.
-fn nearest<'a>(
-    candidates: &[Candidate<'a>],
-    keys: &[TopologyKey],
-    topology: &Topology<'_>,
-) -> Vec<Candidate<'a>> {
-    for is_eligible in [|endpoint: &Endpoint| endpoint.is_ready, is_last_resort] {
-        for &key in keys {
-            let near = select(candidates, |endpoint| {
-                is_eligible(endpoint) && topology.matches(endpoint, key)
-            });
-            if !near.is_empty() {
-                return near;
-            }
+/// A state of an endpoint in which it may serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Ready,
+    /// Terminating, and still serving (KEP-1669).
+    LastResort,
+}
+
+impl State {
+    fn is_of(self, endpoint: &Endpoint) -> bool {
+        match self {
+            Self::Ready => endpoint.is_ready,
+            Self::LastResort => is_last_resort(endpoint),
         }
     }
-    Vec::new()
+}
+
+/// Why an endpoint does not serve a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum LeftOut {
+    /// The traffic policy is Local, and it runs on another node.
+    OtherNode,
+    /// Its condition `ready` is false.
+    NotReady,
+    /// It is terminating, and other endpoints are ready.
+    Terminating,
+    /// It is terminating and no longer serves.
+    Gone,
+    /// Its hint `forNodes` names other nodes.
+    NodeHint,
+    /// Its hint `forZones` names other zones.
+    ZoneHint,
+    /// It does not match this key of the annotation `topology-keys`, and others do.
+    Key(TopologyKey),
+    /// No key of the annotation `topology-keys` matches any endpoint.
+    NoKey,
+}
+
+impl<'a> Selection<'a> {
+    fn of(
+        all: &[Candidate<'_>],
+        policy: TrafficPolicy,
+        keys: Option<&[TopologyKey]>,
+        topology: &Topology<'a>,
+    ) -> Self {
+        let is_local = policy == TrafficPolicy::Local;
+        let endpoints = || {
+            let all = all.iter().map(|&(_, endpoint)| endpoint);
+            all.filter(move |endpoint| !is_local || topology.is_local(endpoint))
+        };
+        if let Some(keys) = keys {
+            return Self::nearest(is_local, endpoints, keys, topology);
+        }
+        let ready = || endpoints().filter(|endpoint| endpoint.is_ready);
+        let (state, hinting) = if ready().next().is_none() {
+            // Hints restrict ready endpoints only. Restricting the last ones could leave clients without any.
+            (State::LastResort, Hinting::Unrestricted)
+        } else if is_local {
+            // As in kube-proxy, hints do not restrict policy Local: its endpoints are near anyway.
+            (State::Ready, Hinting::Unrestricted)
+        } else {
+            (State::Ready, Hinting::of(&ready, topology))
+        };
+        Self {
+            is_local,
+            state,
+            place: Place::Hinted(hinting),
+        }
+    }
+
+    /// Returns the selection of the first of `keys` that matches any endpoint.
+    ///
+    /// Tries all keys with ready endpoints first, then all keys with terminating ones: a distant ready
+    /// endpoint serves better than a near one that is about to exit.
+    fn nearest<'e, E: Iterator<Item = &'e Endpoint>>(
+        is_local: bool,
+        endpoints: impl Fn() -> E,
+        keys: &[TopologyKey],
+        topology: &Topology<'a>,
+    ) -> Self {
+        for state in [State::Ready, State::LastResort] {
+            for &key in keys {
+                let is_near = |it: &Endpoint| state.is_of(it) && topology.matches(it, key);
+                if endpoints().any(is_near) {
+                    let place = Place::Matching(key);
+                    return Self {
+                        is_local,
+                        state,
+                        place,
+                    };
+                }
+            }
+        }
+        Self {
+            is_local,
+            state: State::Ready,
+            place: Place::Nowhere,
+        }
+    }
+
+    /// Returns why `endpoint` does not serve, if it does not.
+    fn check(&self, endpoint: &Endpoint, topology: &Topology<'_>) -> Result<(), LeftOut> {
+        if self.is_local && !topology.is_local(endpoint) {
+            return Err(LeftOut::OtherNode);
+        }
+        if !self.state.is_of(endpoint) {
+            return Err(match endpoint {
+                it if !it.is_terminating => LeftOut::NotReady,
+                it if it.is_serving => LeftOut::Terminating,
+                _ => LeftOut::Gone,
+            });
+        }
+        match self.place {
+            Place::Hinted(hinting) => hinting.check(endpoint),
+            Place::Matching(key) if !topology.matches(endpoint, key) => Err(LeftOut::Key(key)),
+            Place::Matching(_) => Ok(()),
+            Place::Nowhere => Err(LeftOut::NoKey),
+        }
+    }
 }
 
 fn select<'a>(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Topology;
+use super::{LeftOut, Topology};
 use crate::cluster::model::{Endpoint, Hints};
 
 /// The restriction that topology hints put on the endpoints of a Service port.
@@ -21,13 +21,13 @@ pub(super) enum Hinting<'a> {
 
 impl<'a> Hinting<'a> {
     /// Returns the restriction for clients on this node, from the hints of all `ready` endpoints.
-    pub(super) fn of<'e>(
-        ready: impl Iterator<Item = &'e Endpoint> + Clone,
+    pub(super) fn of<'e, E: Iterator<Item = &'e Endpoint>>(
+        ready: &impl Fn() -> E,
         topology: &Topology<'a>,
     ) -> Self {
         let usable = |names: fn(&Hints) -> &Vec<Arc<str>>, this: &str| {
             let mut names_this = false;
-            for endpoint in ready.clone() {
+            for endpoint in ready() {
                 let names = names(&endpoint.location.hints);
                 if names.is_empty() {
                     return false;
@@ -46,13 +46,13 @@ impl<'a> Hinting<'a> {
         }
     }
 
-    /// Returns whether clients on this node may use `endpoint`.
-    pub(super) fn admits(self, endpoint: &Endpoint) -> bool {
+    /// Returns why clients on this node may not use `endpoint`, if they may not.
+    pub(super) fn check(self, endpoint: &Endpoint) -> Result<(), LeftOut> {
         let hints = &endpoint.location.hints;
         match self {
-            Self::SameNode(node) => has(&hints.nodes, node),
-            Self::SameZone(zone) => has(&hints.zones, zone),
-            Self::Unrestricted => true,
+            Self::SameNode(node) if !has(&hints.nodes, node) => Err(LeftOut::NodeHint),
+            Self::SameZone(zone) if !has(&hints.zones, zone) => Err(LeftOut::ZoneHint),
+            _ => Ok(()),
         }
     }
 }

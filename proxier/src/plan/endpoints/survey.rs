@@ -1,0 +1,57 @@
+//! All endpoints of a Service port, those that do not serve too, with the reason.
+
+use std::net::SocketAddr;
+
+use super::{LeftOut, Selection, candidates, weights};
+use crate::cluster::model::{
+    Endpoint, EndpointSlice, Family, ObjectName, Service, ServicePort, TrafficPolicy,
+};
+use crate::cluster::store::Snapshot;
+use crate::plan::PlanConfig;
+use crate::plan::endpoints::Topology;
+
+/// An endpoint of a Service port, as the planner judges it for a traffic policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Surveyed {
+    /// Its address and port.
+    pub(crate) address: SocketAddr,
+    /// The endpoint.
+    pub(crate) endpoint: Endpoint,
+    /// The slice that has it.
+    pub(crate) slice: ObjectName,
+    /// Its weight, or why it does not serve.
+    pub(crate) result: Result<u16, LeftOut>,
+}
+
+/// Returns every endpoint of `port` of `service`, ordered by address, as the plan judges it.
+pub(crate) fn survey(
+    snapshot: &Snapshot,
+    config: &PlanConfig,
+    (service, port): (&Service, &ServicePort),
+    family: Family,
+    policy: TrafficPolicy,
+) -> Vec<Surveyed> {
+    let topology = Topology::new(&config.node_name, snapshot);
+    let slices: Vec<&EndpointSlice> = snapshot.slices(&service.name).collect();
+    let annotations = service.annotations.as_deref();
+    let keys = annotations.and_then(|annotations| annotations.topology_keys.as_deref());
+    let weights = annotations.and_then(|annotations| annotations.weights.as_ref());
+    let all = candidates(&slices, port, family);
+    let selection = Selection::of(&all, policy, keys, &topology);
+    let slice_of = |endpoint: &Endpoint| {
+        let has = |slice: &&&EndpointSlice| {
+            let range = slice.endpoints.as_ptr_range();
+            range.contains(&std::ptr::from_ref(endpoint))
+        };
+        slices.iter().find(has).map(|slice| slice.name.clone())
+    };
+    let judge = |&(address, endpoint): &(SocketAddr, &Endpoint)| Surveyed {
+        address,
+        endpoint: endpoint.clone(),
+        slice: slice_of(endpoint).unwrap_or_default(),
+        result: selection
+            .check(endpoint, &topology)
+            .map(|()| weights::of(endpoint, weights, &topology)),
+    };
+    all.iter().map(judge).collect()
+}
