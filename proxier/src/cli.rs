@@ -31,10 +31,12 @@ pub(crate) mod config;
 mod config_file;
 mod dataplane_flags;
 mod empty_kernel;
+mod explain_command;
 mod foreign_chain_flags;
 mod logging;
 mod packet_flags;
 mod plan_command;
+mod planned;
 mod process;
 mod proxy_flags;
 mod run_command;
@@ -59,6 +61,9 @@ enum CliCommand {
     /// Prints what `run` would change on this node, and why. Changes nothing. Exit code: 0 without changes, 2
     /// with changes, 1 on error.
     Plan(plan_command::Flags),
+    /// Explains who answers a client's new connection to a Service, and why. Changes nothing. Exit code: 0
+    /// answered, 3 refused, 4 dropped, 5 unknown, 1 on error.
+    Explain(explain_command::Flags),
     /// Prints the kernel's virtual servers, with Service names where the state file has them.
     Status(status_command::Flags),
     /// Removes everything that this program added to the kernel. Connections to Services break, unless
@@ -89,7 +94,8 @@ impl Cli {
         match self.command {
             CliCommand::Run(flags) => flags.run(),
             CliCommand::Plan(flags) => flags.run(),
-            // These two have no flags about the log. `run` and `plan` start it with theirs.
+            CliCommand::Explain(flags) => flags.run(),
+            // These two have no flags about the log. The others start it with theirs.
             CliCommand::Status(flags) => {
                 logging::start(logging::DEFAULT);
                 flags.run()

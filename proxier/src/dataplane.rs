@@ -32,6 +32,7 @@ pub(crate) mod retry;
 pub(crate) mod userspace;
 
 pub use applied::{Applied, AppliedChange, Outcomes, Reason};
+pub(crate) use packet_rules::LocalClients;
 
 /// The plan, and what it was made from.
 #[derive(Clone, Copy, Debug)]

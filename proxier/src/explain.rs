@@ -2,3 +2,4 @@
 
 pub(crate) mod report;
 pub(crate) mod shadow;
+pub(crate) mod way;

@@ -1,45 +1,30 @@
 //! The command `ipvs-proxier plan`.
 
 use std::process::ExitCode;
-use std::sync::mpsc::sync_channel;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::dataplane_flags::{DataplaneKind, PlannedDataplaneFlag};
-use super::empty_kernel::EmptyKernel;
-use super::{NodeFlags, Setup, StateFlags, json, print};
+use super::planned::{Against, PlannedFlags};
+use super::{Setup, json, print};
 use crate::cluster::problem::Problem;
-use crate::daemon::{Daemon, Periods};
-use crate::dataplane::Dataplane;
 use crate::dataplane::ipvs::filter;
-use crate::dataplane::ipvs::ledger::{LedgerFile, Retired};
+use crate::dataplane::ipvs::ledger::Retired;
 use crate::dataplane::ipvs::observed::Observed;
 use crate::dataplane::ipvs::{InsideMarks, Ipvs, Kernel, NamedOp, Wanted};
-use crate::dataplane::nftables::{self, Nftables};
+use crate::dataplane::nftables;
 use crate::explain::report::{self, JsonChanges, JsonFindings, JsonReport};
 use crate::explain::shadow::{Compared, Comparison};
 use crate::host::predecessor::nftables_mode::NftablesMode;
 use crate::reconcile::{Preview, Proxier};
-use crate::sources::message::QUEUE_LENGTH;
 use crate::util::clock;
 
 /// Flags of `plan`.
 #[derive(Args, Debug)]
 pub(super) struct Flags {
     #[command(flatten)]
-    node: NodeFlags,
-
-    #[command(flatten)]
-    state: StateFlags,
-
-    #[command(flatten)]
-    dataplane: PlannedDataplaneFlag,
-
-    /// State to compare the plan with.
-    #[arg(long, value_enum, default_value_t)]
-    against: Against,
+    planned: PlannedFlags,
 
     /// Print what the kernel's table gets wrong against the documentation of Kubernetes, whichever
     /// program wrote it, instead of what would change. Exit code: 0 without findings, 2 with findings, 1 on error.
@@ -49,15 +34,6 @@ pub(super) struct Flags {
     /// Format of the output.
     #[arg(long, short, value_enum, default_value_t)]
     output: PlanOutput,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Against {
-    /// The kernel of this machine; needs CAP_NET_ADMIN.
-    #[default]
-    Kernel,
-    /// A kernel without virtual servers, on a machine with the addresses of the Node object.
-    Empty,
 }
 
 /// The format of a plan.
@@ -74,9 +50,6 @@ enum PlanOutput {
     Nft,
 }
 
-/// The flag that counts beside `--config`: the kubeconfig that kube-proxy's file names is in its Pod.
-const BESIDE_FILE: &[&str] = &["kubeconfig"];
-
 /// The exit code if there are changes or findings.
 const CHANGES: u8 = 2;
 
@@ -91,9 +64,9 @@ struct JsonPlan {
 
 impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let (_, settings) = self.node.resolve(BESIDE_FILE)?;
-        let mut setup = self.node.setup(settings)?;
-        if self.audit && self.against == Against::Kernel {
+        let planned = &self.planned;
+        let mut setup = planned.setup()?;
+        if self.audit && planned.against == Against::Kernel {
             let theirs = NftablesMode::read();
             let theirs =
                 theirs.context("kube-proxy's tables cannot be read, which needs CAP_NET_ADMIN")?;
@@ -101,87 +74,29 @@ impl Flags {
                 return self.audit_nftables_mode(&setup, &theirs);
             }
         }
-        if self.dataplane.is_nftables(&setup.settings) {
+        planned.place_addresses(&mut setup)?;
+        if planned.is_nftables(&setup) {
             return self.print_nftables(&setup);
         }
-        setup.plan.service_addresses = self.node.local_addresses()?;
         anyhow::ensure!(
-            !self.audit || self.against == Against::Kernel,
+            !self.audit || planned.against == Against::Kernel,
             "--audit needs the table of a kernel, and --against=empty has none"
         );
         self.ensure_output_of_audit()?;
-        match self.against {
-            Against::Kernel => {
-                let linux = self.node.open_kernel().and_then(|mut linux| {
-                    linux.check_permission()?;
-                    Ok(linux)
-                });
-                let linux = linux.context(
-                    "the kernel's table cannot be read (--against=empty needs no privilege)",
-                )?;
-                self.print(self.ipvs(&setup, linux, self.state.file())?)
-            }
-            Against::Empty => {
-                // An empty kernel has no virtual server that a ledger could name.
-                let ledger = LedgerFile::new("/nonexistent");
-                let mut proxier = self.ipvs(&setup, EmptyKernel::default(), ledger)?;
-                // Node ports and preferred sources need addresses of the machine. Those of the Node object
-                // replace them.
-                let node = proxier.snapshot().node();
-                let addresses = node.map(|node| node.addresses.iter().copied().collect());
-                proxier.kernel().machine.addresses = addresses.unwrap_or_default();
-                self.print(proxier)
-            }
+        match planned.against {
+            Against::Kernel => self.print(planned.on_kernel(&setup)?),
+            Against::Empty => self.print(planned.on_empty_kernel(&setup)?),
         }
-    }
-
-    fn ipvs<K: Kernel>(
-        &self,
-        setup: &Setup,
-        kernel: K,
-        ledger: LedgerFile,
-    ) -> anyhow::Result<Proxier<Ipvs<K>>> {
-        let ipvs = Ipvs::new(kernel, ledger)?
-            .filtering(self.node.packets.config(&setup.settings)?)
-            .excluding(setup.settings.exclude.clone());
-        self.proxier(setup, ipvs, DataplaneKind::Ipvs)
-    }
-
-    /// Returns a proxier after it received its complete input.
-    fn proxier<D: Dataplane>(
-        &self,
-        setup: &Setup,
-        dataplane: D,
-        kind: DataplaneKind,
-    ) -> anyhow::Result<Proxier<D>> {
-        let proxier = Proxier::of(dataplane, setup.plan.clone())
-            .ignoring_external_ips(setup.settings.ignores_external_ips);
-        let (sender, messages) = sync_channel(QUEUE_LENGTH);
-        let watch = setup.follow(&self.node.source, kind, (None, sender))?;
-        // A daemon that only listens: its gate decides when the input is complete, as for `run`.
-        let mut daemon = Daemon::new(proxier, Periods::default(), watch);
-        daemon.await_input(&messages)?;
-        let mut proxier = daemon.into_proxier();
-        anyhow::ensure!(
-            proxier.may_start()?,
-            "some manifests are unreadable, and an earlier run left virtual servers in the kernel: \
-             `run` would change nothing until all manifests are readable: {}",
-            problems(&proxier)
-        );
-        Ok(proxier)
     }
 
     /// Prints the changes of the table of maps.
     fn print_nftables(&self, setup: &Setup) -> anyhow::Result<ExitCode> {
         anyhow::ensure!(
-            self.against == Against::Kernel && !self.audit,
+            self.planned.against == Against::Kernel && !self.audit,
             "with the dataplane nftables, only the kernel's table can be compared, and --audit needs the tables of \
              kube-proxy's nftables mode, which do not exist"
         );
-        self.node.ensure_no_local_addresses()?;
-        let packets = self.node.packets.config(&setup.settings)?;
-        let dataplane = Nftables::open(packets, &self.node.yield_devices)?;
-        let mut proxier = self.proxier(setup, dataplane, DataplaneKind::Nftables)?;
+        let mut proxier = self.planned.on_nftables(setup)?;
         let changes = proxier.changes(clock::since_boot())?;
         let mut lines = Vec::new();
         (proxier.dataplane()).commands(proxier.planned(), &changes, &mut |line| {
@@ -229,10 +144,8 @@ impl Flags {
         theirs: &NftablesMode,
     ) -> anyhow::Result<ExitCode> {
         self.ensure_output_of_audit()?;
-        let packets = self.node.packets.config(&setup.settings)?;
         // It needs no more than the tables to be read: nf_tables, and the addresses of the machine.
-        let dataplane = Nftables::open(packets, &self.node.yield_devices)?;
-        let mut proxier = self.proxier(setup, dataplane, DataplaneKind::Nftables)?;
+        let mut proxier = self.planned.on_nftables(setup)?;
         proxier.changes(clock::since_boot())?;
         let no_marks = InsideMarks::default();
         let (observed, retired) = (Observed::default(), Retired::default());
@@ -328,10 +241,4 @@ fn nft<K: Kernel>(proxier: &Proxier<Ipvs<K>>) -> String {
         .filter()
         .map(|filter| filter.table(proxier.wanted()));
     table.map_or_else(String::new, |table| table.named(filter::TABLE).to_string())
-}
-
-fn problems<D: Dataplane>(proxier: &Proxier<D>) -> String {
-    let problems = proxier.problems();
-    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
-    lines.join("; ")
 }

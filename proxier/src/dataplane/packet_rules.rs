@@ -27,7 +27,8 @@ mod clients;
 mod guard;
 mod masquerade;
 
-pub(super) use clients::{LocalClients, return_for};
+pub(crate) use clients::LocalClients;
+pub(super) use clients::return_for;
 pub(super) use guard::{Guarding, guarding, key_of, ranges};
 pub(super) use masquerade::{SOURCE_NAT, cluster_ip, postrouting};
 
