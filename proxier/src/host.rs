@@ -9,7 +9,9 @@ mod mark_chain;
 pub(crate) mod neighbours;
 pub(crate) mod predecessor;
 mod removal;
+mod routes;
 pub(crate) mod sysctl;
+pub(crate) mod way;
 mod xt;
 
 pub(crate) use foreign_chains::ForeignHook;

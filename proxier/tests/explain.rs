@@ -9,9 +9,13 @@ use std::process::Command;
 
 use serde_json::Value;
 
+#[path = "explain/faults.rs"]
+mod faults;
 #[path = "conformance/rows.rs"]
 #[expect(dead_code, reason = "the tests of packets use the rest")]
 mod observed;
+#[path = "explain/page.rs"]
+mod page;
 #[path = "conformance/recorded.rs"]
 #[expect(dead_code, reason = "the tests of the plan use the rest")]
 mod recorded;

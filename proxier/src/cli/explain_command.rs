@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::process::ExitCode;
 
+use ::nftables::RulesClient;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
@@ -10,15 +11,16 @@ use super::planned::{Against, PlannedFlags};
 use super::{Output, Setup, json, print};
 use crate::cluster::model::Protocol;
 use crate::cluster::store::Touched;
-use crate::dataplane::ipvs::Ipvs;
-use crate::dataplane::ipvs::Kernel;
-use crate::dataplane::ipvs::filter::NodeFacts;
+use crate::dataplane::ipvs::filter::{self, FilterConfig, MarkBit, NodeFacts};
+use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::dataplane::nftables;
 use crate::dataplane::{LocalClients, Planned};
-use crate::explain::way::Sight;
+use crate::explain::way::kernel::{self, KernelIpvs, RulesState};
 use crate::explain::way::passage::{Rules, Servers};
 use crate::explain::way::question::{self, From, To};
-use crate::explain::way::step::{Explanation, Outcome, Seen};
+use crate::explain::way::step::{Explanation, Outcome, Seen, Step};
+use crate::explain::way::{Asked, Sight, host};
+use crate::host::way::{self as host_way, HostWay, Traffic};
 use crate::plan::frontend::Frontend;
 use crate::plan::{Capabilities, Planner};
 use crate::reconcile::Proxier;
@@ -60,8 +62,8 @@ impl Flags {
             (true, Against::Kernel) => {
                 let mut proxier = planned.on_nftables(&setup)?;
                 proxier.changes(clock::since_boot())?;
-                let planned = proxier.planned();
-                self.by_maps(&setup, planned)?
+                let served = nftables::served()?.unwrap_or_default();
+                self.by_maps(&setup, proxier.planned(), Some(&served))?
             }
             (true, Against::Empty) => {
                 let mut proxier = planned.on_empty_kernel(&setup)?;
@@ -79,7 +81,7 @@ impl Flags {
                     machine,
                     planner: &planner,
                 };
-                self.by_maps(&setup, planned)?
+                self.by_maps(&setup, planned, None)?
             }
             (false, against) => {
                 planned.place_addresses(&mut setup)?;
@@ -103,11 +105,41 @@ impl Flags {
         Ok(ExitCode::from(worst.exit_code()))
     }
 
-    /// Explains with the rules of the dataplane nftables.
-    fn by_maps(&self, setup: &Setup, planned: Planned<'_>) -> anyhow::Result<Vec<Explanation>> {
+    /// Explains with the rules of the dataplane nftables. `served` has the frontends of the kernel's table.
+    fn by_maps(
+        &self,
+        setup: &Setup,
+        planned: Planned<'_>,
+        served: Option<&nftables::Served>,
+    ) -> anyhow::Result<Vec<Explanation>> {
         let packets = self.planned.packets(setup)?;
         let table = nftables::table(planned.desired(), &packets, planned.snapshot.node());
         let node = NodeFacts::of(planned.snapshot.node());
+        let of_kernel = |asked: &Asked| -> anyhow::Result<Vec<Step>> {
+            let Some(served) = served else {
+                return Ok(Vec::new());
+            };
+            let mut steps = Vec::new();
+            if planned.desired().frontends.contains_key(&asked.frontend) {
+                let found = served.get(&asked.frontend).map(|endpoints| {
+                    let serving = endpoints
+                        .iter()
+                        .filter(|(_, it)| it.slots + it.outside_slots > 0);
+                    serving.map(|(address, _)| *address).collect()
+                });
+                let wanted = nftables::endpoints(&table, &asked.frontend);
+                steps.push(kernel::maps(asked, found.as_ref(), &wanted));
+            }
+            steps.extend(self.of_host(asked, planned, &packets, false)?);
+            if let Some(seconds) = idle_flow(asked.frontend.protocol) {
+                steps.push(kernel::idle(
+                    asked,
+                    seconds,
+                    "the kernel's connection tracking",
+                ));
+            }
+            Ok(steps)
+        };
         let sight = Sight {
             planned,
             rules: Rules::Maps(&table),
@@ -116,7 +148,7 @@ impl Flags {
             services: &|_| false,
             inside: &LocalClients::on(&packets, &node).inside(),
             device: &|client| self.device(client),
-            more: &|_| Vec::new(),
+            more: &of_kernel,
         };
         self.explain(&sight)
     }
@@ -127,26 +159,106 @@ impl Flags {
         setup: &Setup,
         proxier: &mut Proxier<Ipvs<K>>,
     ) -> anyhow::Result<Vec<Explanation>> {
-        proxier.preview(clock::since_boot())?;
-        let planned = proxier.planned();
-        let wanted = proxier.wanted();
-        let table = proxier.filter().map(|filter| filter.table(wanted));
         let packets = self.planned.packets(setup)?;
+        let preview = proxier.preview(clock::since_boot())?;
+        let (planned, wanted) = (proxier.planned(), proxier.wanted());
+        let observed = proxier.observed();
+        let has_kernel = self.planned.against == Against::Kernel;
+        let has_foreign_carrier = observed.carrier.is_some_and(|carrier| !carrier.is_ours);
+        let rules = match has_kernel && !RulesClient::open(filter::TABLE)?.exists()? {
+            true if has_foreign_carrier => RulesState::OfPredecessor,
+            true => RulesState::Missing,
+            false if has_kernel && preview.changes_rules => RulesState::Other,
+            false => RulesState::AsPlanned,
+        };
+        let has_rules = matches!(rules, RulesState::AsPlanned | RulesState::Other);
+        let table = proxier.filter().filter(|_| has_rules);
+        let table = table.map(|filter| filter.table(wanted));
+        let kernel = KernelIpvs {
+            wanted,
+            observed,
+            drains: proxier.ledger().drains(),
+            rules,
+            now: clock::since_boot(),
+        };
+        let of_kernel = |asked: &Asked| -> anyhow::Result<Vec<Step>> {
+            if !has_kernel {
+                return Ok(Vec::new());
+            }
+            let mut steps = kernel.steps(asked);
+            steps.extend(self.of_host(asked, planned, &packets, true)?);
+            if !asked.passed.endpoints.is_empty() {
+                let timeouts = ipvs_netlink::Client::open()?.timeouts()?;
+                let (seconds, flag) = match asked.frontend.protocol {
+                    Protocol::Tcp => (timeouts.tcp_secs, "--ipvs-tcp-timeout"),
+                    Protocol::Udp => (timeouts.udp_secs, "--ipvs-udp-timeout"),
+                    Protocol::Sctp => return Ok(steps),
+                };
+                let because = format!("IPVS' timeout, which {flag} sets");
+                steps.push(kernel::idle(asked, seconds.into(), &because));
+            }
+            Ok(steps)
+        };
         let node = NodeFacts::of(planned.snapshot.node());
         let sight = Sight {
             planned,
-            rules: Rules::Ipvs(table.as_ref(), Servers::Planned(wanted)),
-            seen: Seen::Plan,
-            services: &|address| planned.desired().addresses.contains_key(&address),
+            rules: Rules::Ipvs(
+                table.as_ref(),
+                match has_kernel {
+                    true => Servers::Observed(observed),
+                    false => Servers::Planned(wanted),
+                },
+            ),
+            seen: match has_kernel {
+                true => Seen::Kernel,
+                false => Seen::Plan,
+            },
+            services: &|address| match has_kernel {
+                true => observed.has_address(address),
+                false => planned.desired().addresses.contains_key(&address),
+            },
             inside: &LocalClients::on(&packets, &node).inside(),
             device: &|client| self.device(client),
-            more: &|_| Vec::new(),
+            more: &of_kernel,
         };
         self.explain(&sight)
     }
 
-    fn device(&self, _client: IpAddr) -> Option<String> {
-        self.device.clone()
+    /// Returns the steps about the host, of packets that reach endpoints.
+    fn of_host(
+        &self,
+        asked: &Asked,
+        planned: Planned<'_>,
+        packets: &FilterConfig,
+        has_ipvs: bool,
+    ) -> anyhow::Result<Vec<Step>> {
+        let own = &planned.machine.addresses;
+        let endpoints = asked.passed.endpoints.iter().map(|it| it.address);
+        let endpoints: Vec<_> = endpoints.filter(|it| !own.contains(&it.ip())).collect();
+        // The host's routes and rules depend on the client's address.
+        let is_unknown = matches!(self.from, From::Outside | From::Any);
+        if endpoints.is_empty() || is_unknown {
+            return Ok(Vec::new());
+        }
+        let way = HostWay::read(&Traffic {
+            protocol: asked.frontend.protocol,
+            client: asked.packet.source,
+            device: asked.packet.input.to_string(),
+            frontend: asked.frontend.socket(),
+            endpoints,
+            has_ipvs,
+            input_mark: packets.input_accept_bit.map_or(0, MarkBit::mark),
+        })?;
+        Ok(host::steps(asked, &way, &planned.desired().local_endpoints))
+    }
+
+    /// Returns the device by which packets from `client` arrive, if it is known.
+    fn device(&self, client: IpAddr) -> Option<String> {
+        let routed = || match self.planned.against {
+            Against::Kernel => host_way::device_to(client),
+            Against::Empty => None,
+        };
+        self.device.clone().or_else(routed)
     }
 
     fn explain(&self, sight: &Sight<'_>) -> anyhow::Result<Vec<Explanation>> {
@@ -154,7 +266,7 @@ impl Flags {
             From::Any => vec![From::Node, From::Outside],
             one => vec![one],
         };
-        let explain = |from| Ok(sight.explain(from, self.frontend(sight.planned, from)?));
+        let explain = |from| sight.explain(from, self.frontend(sight.planned, from)?);
         froms.into_iter().map(explain).collect()
     }
 
@@ -178,4 +290,14 @@ impl Flags {
             }
         }
     }
+}
+
+/// Returns the seconds after which connection tracking forgets an idle flow.
+fn idle_flow(protocol: Protocol) -> Option<u64> {
+    let name = match protocol {
+        Protocol::Tcp => "nf_conntrack_tcp_timeout_established",
+        Protocol::Udp => "nf_conntrack_udp_timeout_stream",
+        Protocol::Sctp => "nf_conntrack_sctp_timeout_established",
+    };
+    host_way::setting(&format!("net/netfilter/{name}"))
 }

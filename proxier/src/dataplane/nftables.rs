@@ -71,6 +71,7 @@ pub use changes::{Changes, Content};
 pub(crate) use counted::counted;
 use departures::Departures;
 use names::{ENDPOINTS, EXTERNAL_FRONTENDS};
+pub(crate) use parts::endpoints;
 use rounded::Rounded;
 use rules::Rules;
 pub(crate) use served::{Served, served};

@@ -21,6 +21,8 @@ use crate::plan::{
 };
 
 pub(crate) mod finding;
+pub(crate) mod host;
+pub(crate) mod kernel;
 pub(crate) mod passage;
 pub(crate) mod question;
 pub(crate) mod step;
@@ -48,7 +50,7 @@ pub(crate) struct Sight<'a> {
     /// The device by which the packets of a client arrive, if it is known.
     pub(crate) device: &'a dyn Fn(IpAddr) -> Option<String>,
     /// More steps about a frontend: what the kernel and the host say.
-    pub(crate) more: &'a dyn Fn(&Asked) -> Vec<Step>,
+    pub(crate) more: &'a dyn Fn(&Asked) -> anyhow::Result<Vec<Step>>,
 }
 
 /// A question, and what the rules say about it.
@@ -61,7 +63,10 @@ pub(crate) struct Asked {
 
 impl Sight<'_> {
     /// Explains the way from `from`, which is not [`From::Any`], to `frontend`.
-    pub(crate) fn explain(&self, from: From, frontend: Frontend) -> Explanation {
+    ///
+    /// # Errors
+    /// Those of [`Sight::more`].
+    pub(crate) fn explain(&self, from: From, frontend: Frontend) -> anyhow::Result<Explanation> {
         let own = &self.planned.machine.addresses;
         let addresses = Addresses {
             own,
@@ -79,10 +84,10 @@ impl Sight<'_> {
             Some(plan) => self.of_frontend(from, plan, &asked),
             None => self.of_no_frontend(&asked),
         };
-        steps.extend((self.more)(&asked));
+        steps.extend((self.more)(&asked)?);
         let question = format!("{from} to {frontend}");
         let endpoints = asked.passed.endpoints.into_iter().collect();
-        Explanation::new(question, steps, endpoints)
+        Ok(Explanation::new(question, steps, endpoints))
     }
 
     /// Returns the first packet of a connection.

@@ -31,6 +31,7 @@ use nftables::sys::*;
 mod accept_rule;
 mod accepted;
 mod chain;
+mod decision;
 mod legacy;
 mod report;
 
@@ -40,6 +41,7 @@ use accepted::{Accepted, Author};
 pub(crate) use chain::ForeignChain;
 pub(crate) use chain::ForeignHook;
 use chain::may_drop;
+pub(crate) use decision::{Dropping, Headers};
 pub use report::ChainReport;
 use report::DropCause;
 pub(crate) use report::DroppingChain;

@@ -1,15 +1,16 @@
 //! The parts of the table that belong to one frontend or address, as a function of the plan.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 
-use nftables::{KeyType, Set, SetKind, Verdict};
+use nftables::{KeyType, Set, SetKind, Table, Verdict};
 
 use super::names::{
     CLUSTER_IPS, COUNTED, ENDPOINTS, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, STICKY, learn,
 };
 use super::order::Served;
 use super::pick::Route;
-use super::slots;
+use super::slots::{self, Present};
 use crate::cluster::model::{Family, TrafficPolicy};
 use crate::dataplane::packet_rules::{
     LOCAL_ONLY, MASQUERADE, PINGABLE, Part, PerFamily, PlanView, SERVICE_ADDRESSES, guarding,
@@ -28,6 +29,11 @@ pub(super) fn sets(family: Family) -> impl Iterator<Item = Set> {
     let maps = MAPS.map(|name| Set::new(name.of(family), frontend, SetKind::Verdicts));
     let endpoints = Set::new(ENDPOINTS.of(family), slot, SetKind::Targets(family));
     maps.into_iter().chain([endpoints])
+}
+
+/// Returns the endpoints of `frontend` in `table`.
+pub(crate) fn endpoints(table: &Table, frontend: &Frontend) -> BTreeSet<SocketAddr> {
+    Present::of(table, frontend).endpoints().collect()
 }
 
 /// Returns the chains through which clients of a frontend go, which serves them with `served`; `None` without slots.

@@ -6,14 +6,14 @@ pub(crate) struct Kind {
     /// Its code, which never changes its meaning.
     pub(crate) code: &'static str,
     /// The title of its section.
-    pub(crate) title: &'static str,
+    title: &'static str,
 }
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $code:literal $title:literal;)*) => {
         $($(#[$doc])* pub(crate) const $name: Kind = Kind { code: $code, title: $title };)*
-        /// All kinds, by code.
-        pub(crate) const ALL: &[Kind] = &[$($name),*];
+        #[cfg(test)]
+        const ALL: &[Kind] = &[$($name),*];
     };
 }
 
@@ -26,4 +26,27 @@ kinds! {
     NO_LOCAL_ENDPOINT = "X021" "The traffic policy is Local, and this node has no endpoint";
     SOURCE_RANGES = "X022" "The client is in no source range";
     UNKNOWN_SOURCE = "X023" "Source ranges decide, and the client's address is not given";
+    NO_RULES = "X030" "The packet rules are missing";
+    NOT_IN_KERNEL = "X031" "The kernel lacks the frontend";
+    UNLIKE_PLAN = "X032" "The kernel is unlike the plan";
+    SETTING = "X040" "A kernel setting breaks the way";
+    REVERSE_PATH = "X041" "Reverse path filtering drops packets";
+    NO_ROUTE = "X042" "No route";
+    FOREIGN_CHAIN = "X050" "A chain of another program drops packets";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_a_section_for_each_kind() {
+        let page = include_str!("../../../docs/explain.md");
+        let sections = page.lines().filter_map(|line| line.strip_prefix("## X"));
+        let sections: Vec<String> = sections.map(|line| format!("X{line}")).collect();
+        let kinds = ALL
+            .iter()
+            .map(|kind| format!("{}: {}", kind.code, kind.title));
+        assert_eq!(sections, kinds.collect::<Vec<_>>());
+    }
 }

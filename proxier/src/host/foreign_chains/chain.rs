@@ -80,6 +80,16 @@ impl ForeignChain {
         self.hook
     }
 
+    /// Returns the words of the command `nft list` that lists it.
+    pub(crate) fn listed(&self) -> String {
+        let ChainName {
+            family,
+            table,
+            name,
+        } = &self.name;
+        format!("chain {family} {table} {name}")
+    }
+
     /// Returns the iptables program that made this chain; `None` if nft or a library did.
     pub(super) fn iptables_program(&self) -> Option<&'static str> {
         let ChainName {

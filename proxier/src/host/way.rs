@@ -1,0 +1,190 @@
+//! What the host does to packets of Services on their way, beside our own rules.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use super::foreign_chains::{Dropping, ForeignChains, ForeignHook, Headers};
+use super::routes::{Route, Routes};
+use super::{Treatment, Treatments};
+use crate::cluster::model::Protocol;
+
+/// The most endpoints whose ways are read.
+const MOST_ENDPOINTS: usize = 16;
+
+/// The packets of one client to one frontend, as far as the host's rules depend on them.
+#[derive(Clone, Debug)]
+pub(crate) struct Traffic {
+    pub(crate) protocol: Protocol,
+    pub(crate) client: SocketAddr,
+    /// The device by which they arrive; empty if a process of this node sends them.
+    pub(crate) device: String,
+    pub(crate) frontend: SocketAddr,
+    /// The endpoints that are no address of this machine.
+    pub(crate) endpoints: Vec<SocketAddr>,
+    /// Whether IPVS serves, so that packets pass the hooks input and output. Otherwise they are forwarded.
+    pub(crate) has_ipvs: bool,
+    /// The mark that our table gives packets at the hook input (`--input-drop=accept`).
+    pub(crate) input_mark: u32,
+}
+
+/// The facts about the way of these packets.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HostWay {
+    /// The way back to the client, if it is not a process of this node; `None` in the inner one without a route.
+    pub(crate) to_client: Option<Option<Route>>,
+    /// `rp_filter` of the device by which the packets arrive: 0 off, 1 strict, 2 loose.
+    pub(crate) reverse_filter: u64,
+    /// The ways to endpoints.
+    pub(crate) to_endpoints: BTreeMap<IpAddr, Option<Route>>,
+    /// The settings without which packets end, with their values: those that have another value than 1.
+    pub(crate) wrong_settings: Vec<(&'static str, u64)>,
+    /// The chains of other programs that drop packets, or may do so.
+    pub(crate) drops: Vec<Drop>,
+}
+
+/// A chain of another program that drops some of the packets.
+#[derive(Clone, Debug)]
+pub(crate) struct Drop {
+    pub(crate) hook: ForeignHook,
+    pub(crate) dropping: Dropping,
+    /// Whether the dropped packets are answers of endpoints.
+    pub(crate) are_answers: bool,
+    /// For how many of the endpoints.
+    pub(crate) endpoints: usize,
+    /// Whether it drops for all endpoints.
+    pub(crate) is_for_all: bool,
+}
+
+/// Returns the value of a setting under `/proc/sys`, if the kernel has it.
+pub(crate) fn setting(name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/sys/{name}")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Returns the name of the device by which packets to `address` leave.
+pub(crate) fn device_to(address: IpAddr) -> Option<String> {
+    let route = Routes::open().ok()?.to(address).ok()??;
+    Some(route.device)
+}
+
+impl HostWay {
+    /// Reads the facts about the packets.
+    ///
+    /// # Errors
+    /// If the kernel's routes or chains cannot be read.
+    pub(crate) fn read(traffic: &Traffic) -> Result<Self, netlink::Error> {
+        let is_forwarded = !traffic.device.is_empty();
+        let client = traffic.client.ip();
+        let mut routes = Routes::open()?;
+        let mut way = Self::default();
+        if is_forwarded {
+            way.to_client = Some(routes.to(client)?);
+        }
+        for endpoint in traffic.endpoints.iter().take(MOST_ENDPOINTS) {
+            let route = routes.to(endpoint.ip())?;
+            way.to_endpoints.insert(endpoint.ip(), route);
+        }
+        let forwarding = match client {
+            IpAddr::V4(_) => "net/ipv4/ip_forward",
+            IpAddr::V6(_) => "net/ipv6/conf/all/forwarding",
+        };
+        // The effective value is the larger one (`IN_DEV_RPFILTER`). IPv6 has no such setting.
+        if is_forwarded && client.is_ipv4() {
+            let of = |name: &str| setting(&format!("net/ipv4/conf/{name}/rp_filter"));
+            way.reverse_filter = of("all").max(of(&traffic.device)).unwrap_or(0);
+        }
+        let needed = [
+            (forwarding, is_forwarded),
+            ("net/ipv4/vs/conntrack", traffic.has_ipvs),
+        ];
+        for (name, _) in needed.into_iter().filter(|(_, is_needed)| *is_needed) {
+            let found = setting(name).filter(|value| *value != 1);
+            way.wrong_settings.extend(found.map(|value| (name, value)));
+        }
+        way.read_drops(traffic)?;
+        Ok(way)
+    }
+
+    fn read_drops(&mut self, traffic: &Traffic) -> Result<(), netlink::Error> {
+        let warn = Treatments {
+            answers: Treatment::Warn,
+            frontends: Treatment::Warn,
+            frontend_mark: 0,
+        };
+        let mut chains = ForeignChains::open(warn)?;
+        for (hook, are_answers, all) in self.passed(traffic) {
+            let mut found: Vec<Drop> = Vec::new();
+            for headers in &all {
+                for dropping in chains.dropping(hook, headers)? {
+                    match found.iter_mut().find(|it| it.dropping == dropping) {
+                        Some(known) => known.endpoints += 1,
+                        None => found.push(Drop {
+                            hook,
+                            dropping,
+                            are_answers,
+                            endpoints: 1,
+                            is_for_all: false,
+                        }),
+                    }
+                }
+            }
+            for drop in &mut found {
+                drop.is_for_all = drop.endpoints == all.len();
+            }
+            self.drops.append(&mut found);
+        }
+        Ok(())
+    }
+
+    /// Returns the hooks that the packets pass, whether they are answers there, and their headers.
+    fn passed(&self, traffic: &Traffic) -> Vec<(ForeignHook, bool, Vec<Headers>)> {
+        let is_forwarded = !traffic.device.is_empty();
+        let device = |address: IpAddr| {
+            let route = self.to_endpoints.get(&address).cloned().flatten();
+            route.map_or_else(String::new, |route| route.device)
+        };
+        let to_client = self.to_client.clone().flatten();
+        let to_client = to_client.map_or_else(String::new, |route| route.device);
+        let headers = |source, destination, input: &str, output: &str| Headers {
+            protocol: traffic.protocol,
+            source,
+            destination,
+            input: input.to_owned(),
+            output: output.to_owned(),
+            mark: 0,
+            is_answer: false,
+        };
+        let endpoints = || traffic.endpoints.iter().take(MOST_ENDPOINTS).copied();
+        let requests = |input: &str| -> Vec<Headers> {
+            let request = |it: SocketAddr| headers(traffic.client, it, input, &device(it.ip()));
+            endpoints().map(request).collect()
+        };
+        let answers: Vec<Headers> = endpoints()
+            .map(|it| Headers {
+                is_answer: true,
+                ..headers(it, traffic.client, &device(it.ip()), &to_client)
+            })
+            .collect();
+        match (is_forwarded, traffic.has_ipvs) {
+            (true, true) => {
+                let arriving = Headers {
+                    mark: traffic.input_mark,
+                    ..headers(traffic.client, traffic.frontend, &traffic.device, "")
+                };
+                vec![
+                    (ForeignHook::Input, false, vec![arriving]),
+                    (ForeignHook::Output, false, requests("")),
+                    (ForeignHook::Forward, true, answers),
+                ]
+            }
+            (true, false) => vec![
+                (ForeignHook::Forward, false, requests(&traffic.device)),
+                (ForeignHook::Forward, true, answers),
+            ],
+            (false, _) => vec![
+                (ForeignHook::Output, false, requests("")),
+                (ForeignHook::Input, true, answers),
+            ],
+        }
+    }
+}

@@ -1,0 +1,505 @@
+//! Faults as users make them, on a real kernel: `explain` names the cause in its first line, and real clients get what it
+//! says.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use lab::net::{Answer, Cluster, Host};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::page;
+use super::recorded::conformance;
+
+/// The network, and what our proxy programmed on its node.
+struct Scene {
+    cluster: Cluster,
+    directory: TempDir,
+    manifests: PathBuf,
+    dataplane: &'static str,
+}
+
+/// A question, and what `explain` and a real client get.
+struct Case {
+    scenario: &'static str,
+    client: &'static str,
+    to: &'static str,
+    /// `answered`, `refused`, `dropped` or `unknown`.
+    outcome: &'static str,
+    /// A part of the first line; empty if it must name no cause.
+    cause: &'static str,
+    flags: &'static [&'static str],
+}
+
+const fn case(
+    scenario: &'static str,
+    (client, to): (&'static str, &'static str),
+    outcome: &'static str,
+    cause: &'static str,
+) -> Case {
+    Case {
+        scenario,
+        client,
+        to,
+        outcome,
+        cause,
+        flags: &[],
+    }
+}
+
+impl Scene {
+    /// Returns the network with the Services of the conformance cluster.
+    fn new(dataplane: &'static str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let manifests = directory.path().join("cluster.yaml");
+        std::fs::copy(conformance("cluster.yaml"), &manifests).unwrap();
+        let scene = Self {
+            cluster: Cluster::conformance(),
+            directory,
+            manifests,
+            dataplane,
+        };
+        // No service address is local with maps, so a process of the node needs a route.
+        let route = "ip route add default via 203.0.113.9 src 172.18.0.2";
+        scene.on_node(route);
+        scene.run();
+        scene
+    }
+
+    /// Runs a command on the node.
+    fn on_node(&self, command: &str) -> String {
+        let words: Vec<&str> = command.split(' ').collect();
+        self.cluster.node.exec(&words)
+    }
+
+    /// Runs the nft `commands` on the node.
+    fn nft(&self, commands: &str) {
+        let file = self.directory.path().join("commands.nft");
+        std::fs::write(&file, commands).unwrap();
+        self.on_node(&format!("/usr/sbin/nft -f {}", file.display()));
+    }
+
+    fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
+        command.arg(name);
+        command.arg("--manifests").arg(&self.manifests);
+        command
+            .arg("--state-file")
+            .arg(self.directory.path().join("state"));
+        command.args(["--node-name", "node-a", "--dataplane", self.dataplane]);
+        command.args(["--cluster-cidr", "10.244.0.0/16,fd00:244::/32"]);
+        command
+    }
+
+    /// Programs the kernel.
+    fn run(&self) {
+        let output = self.command("run").arg("--once").output().unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+
+    /// Replaces a part of the manifests, and programs the kernel.
+    fn edit(&self, old: &str, new: &str) {
+        let text = std::fs::read_to_string(&self.manifests).unwrap();
+        assert!(text.contains(old), "{old}");
+        std::fs::write(&self.manifests, text.replace(old, new)).unwrap();
+        self.run();
+    }
+
+    fn host(&self, name: &str) -> (&Host, &'static str) {
+        match name {
+            "pod1" => (&self.cluster.pod1, "10.244.1.2"),
+            "pod3" => (&self.cluster.pod3, "10.244.1.4"),
+            "peer" => (&self.cluster.peer, "172.18.0.3"),
+            "ext" => (&self.cluster.ext, "203.0.113.9"),
+            "ext2" => (&self.cluster.ext2, "192.0.2.9"),
+            "node" => (&self.cluster.node, "node"),
+            other => panic!("{other}"),
+        }
+    }
+
+    /// Returns the output of `explain`.
+    fn explain(&self, from: &str, to: &str, flags: &[&str]) -> Value {
+        let mut command = self.command("explain");
+        command.args([from, to, "--output", "json"]).args(flags);
+        let output = command.output().unwrap();
+        let explained: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+        explained[0].clone()
+    }
+
+    /// Asks a question, compares its first line, and asks as the client.
+    #[track_caller]
+    fn check(&self, case: &Case) {
+        let Case {
+            scenario,
+            client,
+            to,
+            outcome,
+            cause,
+            flags,
+        } = *case;
+        let (host, from) = self.host(client);
+        let explained = self.explain(from, to, flags);
+        let text = explained["verdict"]["text"].as_str().unwrap();
+        let said = explained["verdict"]["outcome"].as_str().unwrap();
+        assert_eq!(said, outcome, "{scenario}: {explained:#}");
+        match cause {
+            "" => assert!(!text.contains('['), "{scenario}: {text}"),
+            cause => assert!(text.contains(cause), "{scenario}: {text}"),
+        }
+        let answer = host.ask_tcp(to);
+        let is_as_said = match outcome {
+            "answered" => answer.backend().is_some(),
+            "refused" => answer == Answer::Refused,
+            "dropped" => answer.backend().is_none() && answer != Answer::Refused,
+            _ => true,
+        };
+        assert!(
+            is_as_said,
+            "{scenario}: {text}, but the client got {answer}"
+        );
+    }
+}
+
+/// A cluster IP with endpoints on both nodes, its node port, and that of a Service with policy Local.
+const CLUSTER_IP: &str = "10.96.1.6:80";
+const NODE_PORT: &str = "172.18.0.2:30080";
+const LOCAL_REMOTE: &str = "172.18.0.2:30082";
+const RANGES: &str = "198.51.100.12:80";
+
+/// Where nothing is wrong.
+const SOUND: [Case; 5] = [
+    case("a Pod", ("pod3", CLUSTER_IP), "answered", ""),
+    case(
+        "a process of the node",
+        ("node", CLUSTER_IP),
+        "answered",
+        "",
+    ),
+    case("a client outside", ("ext", NODE_PORT), "answered", ""),
+    case("the other node", ("peer", NODE_PORT), "answered", ""),
+    case("a permitted range", ("ext", RANGES), "answered", ""),
+];
+
+/// Where objects decide.
+const OBJECTS: [Case; 6] = [
+    case(
+        "13: no range",
+        ("ext2", RANGES),
+        "dropped",
+        "192.0.2.9 is not in loadBalancerSourceRanges [X022]",
+    ),
+    case(
+        "4: policy Local, outside",
+        ("ext", LOCAL_REMOTE),
+        "dropped",
+        "no endpoint of Service default/np-local-remote is on node-a [X021]",
+    ),
+    case(
+        "4: policy Local, inside",
+        ("pod3", LOCAL_REMOTE),
+        "answered",
+        "",
+    ),
+    case(
+        "no endpoint",
+        ("pod3", "10.96.1.5:80"),
+        "refused",
+        "no endpoint that accepts connections: no EndpointSlice lists one",
+    ),
+    case(
+        "an unlisted port",
+        ("pod3", "10.96.1.1:22"),
+        "refused",
+        "no Service has port 22 at 10.96.1.1 [X011]",
+    ),
+    case(
+        "10: a Pod and itself",
+        ("pod1", "10.96.1.28:80"),
+        "answered",
+        "",
+    ),
+];
+
+/// Returns the file of a setting, which the path of the process's network namespace has.
+fn set(name: &str, value: &str) {
+    std::fs::write(format!("/proc/sys/net/{name}"), value).unwrap();
+}
+
+#[test]
+fn ipvs_without_a_fault_and_with_decisions_of_objects() {
+    lab::test(|| {
+        let scene = Scene::new("ipvs");
+        SOUND
+            .iter()
+            .chain(&OBJECTS)
+            .for_each(|case| scene.check(case));
+        // 3: who is the client that the Pod sees?
+        let explained = scene.explain("203.0.113.9", NODE_PORT, &[]);
+        let endpoints = explained["endpoints"].as_array().unwrap();
+        assert!(
+            endpoints.iter().all(|it| it["masqueraded"] == true),
+            "{explained:#}"
+        );
+        let text = explained.to_string();
+        assert!(
+            text.contains("spec.externalTrafficPolicy is Cluster"),
+            "{text}"
+        );
+        // 7: when does the kernel forget an idle connection?
+        assert!(
+            text.contains("idle for 900 s") && text.contains("--ipvs-tcp-timeout"),
+            "{text}"
+        );
+        // 6: why does one endpoint get all connections?
+        let text = scene
+            .explain("10.244.1.4", "service/default/hints", &[])
+            .to_string();
+        assert!(
+            text.contains("10.244.2.2:8080 on node-b, left out: hints.forZones is zone-b"),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn maps_without_a_fault_and_with_decisions_of_objects() {
+    lab::test(|| {
+        let scene = Scene::new("nftables");
+        SOUND
+            .iter()
+            .chain(&OBJECTS)
+            .for_each(|case| scene.check(case));
+        scene.nft("delete table inet ipvs-proxier-maps");
+        let lost = ("ext", NODE_PORT);
+        let explained = scene.explain("203.0.113.9", lost.1, &[]);
+        let text = explained["verdict"]["text"].as_str().unwrap();
+        assert!(
+            text.contains("the kernel's maps have no endpoint") && text.contains("[X031]"),
+            "{text}"
+        );
+    });
+}
+
+/// Firewalls: the hook, what the chain has, the question, and what drops. `""`: nothing.
+const FIREWALLS: [(&str, &str, (&str, &str), &str); 9] = [
+    (
+        "input",
+        "policy drop; ct state established,related accept;",
+        ("ext", NODE_PORT),
+        "the policy of chain c of table inet fw drops the client's packets at the hook input",
+    ),
+    (
+        "forward",
+        "policy drop; tcp dport 22 accept;",
+        ("ext", NODE_PORT),
+        "the policy of chain c of table inet fw drops the answers of endpoints at the hook forward",
+    ),
+    (
+        "output",
+        "policy drop; oifname \"lo\" accept;",
+        ("pod3", CLUSTER_IP),
+        "the policy of chain c of table inet fw drops packets to endpoints at the hook output",
+    ),
+    (
+        "input",
+        "policy drop; ct state established accept; tcp dport { 22, 30000-30100 } accept;",
+        ("ext", NODE_PORT),
+        "",
+    ),
+    (
+        "forward",
+        "policy drop; ct state vmap { established : accept, invalid : drop };",
+        ("ext", NODE_PORT),
+        "",
+    ),
+    (
+        "input",
+        "policy accept; ip saddr 203.0.113.0/24 tcp dport 30080 counter drop;",
+        ("ext", NODE_PORT),
+        "of chain c of table inet fw drops the client's packets",
+    ),
+    (
+        "input",
+        "policy accept; iifname \"ext0\" jump other;",
+        ("ext", NODE_PORT),
+        "of chain other of table inet fw drops the client's packets",
+    ),
+    (
+        "input",
+        "policy accept; iifname != \"ext0\" jump other;",
+        ("ext", NODE_PORT),
+        "",
+    ),
+    (
+        "input",
+        "policy drop; limit rate 100/second accept;",
+        ("ext", NODE_PORT),
+        "the policy of chain c of table inet fw may drop the client's packets",
+    ),
+];
+
+#[test]
+fn firewalls_are_named() {
+    lab::test(|| {
+        let scene = Scene::new("ipvs");
+        for (index, (hook, content, question, words)) in FIREWALLS.into_iter().enumerate() {
+            scene.nft(&format!(
+                "table inet fw {{ chain other {{ tcp flags syn drop; }}\n\
+                 chain c {{ type filter hook {hook} priority 0; {content}\n}}\n}}"
+            ));
+            let outcome = match words {
+                "" => "answered",
+                _ if words.contains("may drop") => "unknown",
+                _ => "dropped",
+            };
+            scene.check(&case(content, question, outcome, words));
+            if index == 0 {
+                let output = scene
+                    .command("explain")
+                    .args(["203.0.113.9", NODE_PORT])
+                    .output();
+                let printed = String::from_utf8(output.unwrap().stdout).unwrap();
+                let [(_, shown)] = page::examples("# ipvs-proxier ")[..] else {
+                    panic!("the page has one example of a node");
+                };
+                assert_eq!(printed, shown, "{printed}");
+            }
+            // Answers to a process of this node pass the hook input.
+            if hook == "forward" || content.contains("established") {
+                scene.check(&case(content, ("node", "10.96.1.12:80"), "answered", ""));
+            }
+            scene.nft("delete table inet fw");
+        }
+        // The same in iptables' form.
+        let rule = "INPUT -s 203.0.113.9 -p tcp --dport 30080 -m comment --comment x -j DROP";
+        scene.on_node(&format!("/usr/sbin/iptables -A {rule}"));
+        let words = "of chain INPUT of table ip filter drops the client's packets";
+        scene.check(&case("iptables", ("ext", NODE_PORT), "dropped", words));
+        scene.check(&case("iptables", ("ext2", NODE_PORT), "answered", ""));
+        scene.on_node(&format!("/usr/sbin/iptables -D {rule}"));
+        scene.on_node("/usr/sbin/iptables -P FORWARD DROP");
+        let accept = "FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT";
+        let words = "the policy of chain FORWARD of table ip filter drops the answers";
+        scene.check(&case("Docker", ("ext", NODE_PORT), "dropped", words));
+        scene.on_node(&format!("/usr/sbin/iptables -A {accept}"));
+        scene.check(&case("Docker", ("ext", NODE_PORT), "answered", ""));
+    });
+}
+
+#[test]
+fn settings_and_routes_are_named() {
+    lab::test(|| {
+        let scene = Scene::new("ipvs");
+        // 1: the node port answers on the node, not from outside.
+        set("ipv4/ip_forward", "0");
+        scene.check(&case(
+            "1",
+            ("ext", NODE_PORT),
+            "dropped",
+            "net.ipv4.ip_forward is 0",
+        ));
+        scene.check(&case("1: here", ("node", NODE_PORT), "answered", ""));
+        set("ipv4/ip_forward", "1");
+        // 2, 11: no way to the endpoints of the other node.
+        scene.on_node("ip route replace unreachable 10.244.2.2/32");
+        let only_remote = "10.96.1.17:80";
+        scene.check(&case(
+            "2",
+            ("ext", only_remote),
+            "dropped",
+            "no route to endpoint 10.244.2.2 [X042]",
+        ));
+        let explained = scene.explain("203.0.113.9", NODE_PORT, &[]);
+        let text = explained["verdict"]["text"].as_str().unwrap();
+        assert!(
+            text.starts_with("answered") && text.contains("[X042]"),
+            "{text}"
+        );
+        scene.on_node("ip route replace 10.244.2.2/32 via 172.18.0.3");
+        // 15: the way back is by another link than the one by which the packets arrive.
+        set("ipv4/conf/ext0/rp_filter", "1");
+        scene.check(&case("15: sound", ("ext", NODE_PORT), "answered", ""));
+        scene.on_node("ip route add 203.0.113.9/32 dev ext1");
+        let asymmetric = Case {
+            flags: &["--device", "ext0"],
+            ..case(
+                "15",
+                ("ext", NODE_PORT),
+                "dropped",
+                "ext0 drops packets from 203.0.113.9: the route to it is by ext1 [X041]",
+            )
+        };
+        scene.check(&asymmetric);
+        scene.on_node("ip route del 203.0.113.9/32 dev ext1");
+        set("ipv4/conf/ext0/rp_filter", "0");
+        // 3, 11: without tracking, nothing is masqueraded.
+        set("ipv4/vs/conntrack", "0");
+        scene.check(&case(
+            "11",
+            ("ext", only_remote),
+            "dropped",
+            "net.ipv4.vs.conntrack is 0",
+        ));
+        set("ipv4/vs/conntrack", "1");
+        scene.check(&case("again", ("ext", only_remote), "answered", ""));
+    });
+}
+
+#[test]
+fn a_kernel_unlike_the_plan_is_named() {
+    lab::test(|| {
+        let scene = Scene::new("ipvs");
+        let mut client = ipvs_netlink::Client::open().unwrap();
+        let key = ipvs_netlink::ServiceKey::Address {
+            protocol: ipvs_netlink::Protocol::Tcp,
+            address: [10, 96, 1, 6].into(),
+            port: 80,
+        };
+        let destination = ipvs_netlink::Destination::new(
+            "10.244.2.2:8080"
+                .parse::<std::net::SocketAddr>()
+                .unwrap()
+                .into(),
+            0,
+        );
+        client.set_destination(&key, &destination).unwrap();
+        let words = "10.244.2.2:8080 has weight 0 instead of 1 [X032]";
+        scene.check(&case("a weight", ("pod3", CLUSTER_IP), "answered", words));
+        client.delete_service(&key).unwrap();
+        let words = "the kernel has no virtual server TCP 10.96.1.6:80 [X031]";
+        scene.check(&case(
+            "a virtual server",
+            ("pod3", CLUSTER_IP),
+            "refused",
+            words,
+        ));
+        scene.run();
+        scene.check(&case("repaired", ("pod3", CLUSTER_IP), "answered", ""));
+        scene.nft("delete table inet ipvs-proxier");
+        scene.check(&case(
+            "rules",
+            ("ext", NODE_PORT),
+            "unknown",
+            "packet rules are missing",
+        ));
+        scene.run();
+        scene.check(&case("repaired", ("ext", NODE_PORT), "answered", ""));
+        // 5: connections after a Pod was replaced.
+        let mut connection = scene.cluster.pod3.connect("10.96.1.12:80").unwrap();
+        scene.edit("  - 10.244.1.2\n", "  - 10.244.1.3\n");
+        let text = scene
+            .explain("10.244.1.4", "10.96.1.12:80", &[])
+            .to_string();
+        assert!(
+            text.contains("10.244.1.2:8080 drains: no new connections"),
+            "{text}"
+        );
+        assert!(connection.ask().backend().is_some());
+        scene.check(&case("5", ("pod3", "10.96.1.12:80"), "answered", ""));
+    });
+}
