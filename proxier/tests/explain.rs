@@ -160,3 +160,38 @@ fn verdicts_with_maps_are_what_clients_observed() {
         }
     });
 }
+
+/// A relay connects itself, so that endpoints see the node's address; it serves node ports at 127.0.0.1 too.
+#[test]
+fn a_relay_is_explained_by_the_plan() {
+    let cluster = conformance("cluster.yaml");
+    for (from, to, outcome, endpoints) in [
+        ("10.244.1.4", "10.96.1.6:80", "answered", 2),
+        ("node", "127.0.0.1:30080", "answered", 2),
+        ("192.0.2.9", "198.51.100.12:80", "refused", 0),
+        ("203.0.113.9", "172.18.0.2:30081", "answered", 1),
+        ("10.244.1.4", "172.18.0.2:30081", "answered", 2),
+        ("10.244.1.4", "10.96.1.5:80", "refused", 0),
+    ] {
+        let flags = [
+            "--dataplane",
+            "userspace",
+            "--node-name",
+            "node-a",
+            "--cluster-cidr",
+        ];
+        let arguments = [
+            &[from, to, "--manifests", &cluster][..],
+            &flags,
+            &["10.244.0.0/16"],
+        ];
+        let (explained, _) = explain(&arguments.concat());
+        assert_eq!(explained["verdict"]["outcome"], outcome, "{explained:#}");
+        let found = explained["endpoints"].as_array().unwrap();
+        assert_eq!(found.len(), endpoints, "{explained:#}");
+        assert!(
+            found.iter().all(|it| it["masqueraded"] == true),
+            "{explained:#}"
+        );
+    }
+}

@@ -50,28 +50,35 @@ enum DataplaneFlag {
     Userspace,
 }
 
-/// The flag about the dataplane of `plan`.
+/// The flag about the dataplane of `plan` and `explain`.
 #[derive(Args, Debug)]
 pub(super) struct PlannedDataplaneFlag {
-    /// The dataplane whose changes are printed [default: nftables if --proxy-mode or the configuration file says so,
+    /// The dataplane in question [default: nftables if --proxy-mode or the configuration file says so,
     /// otherwise ipvs].
     #[arg(long, value_enum, value_name = "HOW")]
-    dataplane: Option<KernelDataplane>,
+    dataplane: Option<PlannedDataplane>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum KernelDataplane {
+enum PlannedDataplane {
     /// The kernel's IPVS.
     Ipvs,
     /// Maps of nftables alone.
     Nftables,
+    /// A relay in the process of `run`. Only `explain` has it.
+    Userspace,
 }
 
 impl PlannedDataplaneFlag {
-    /// Returns whether the dataplane is nftables.
-    pub(super) fn is_nftables(&self, settings: &NodeSettings) -> bool {
-        let chosen = self.dataplane.map(|it| it == KernelDataplane::Nftables);
-        chosen.unwrap_or(settings.is_nftables)
+    /// Returns the kind of the dataplane.
+    pub(super) fn kind(&self, settings: &NodeSettings) -> DataplaneKind {
+        match self.dataplane {
+            Some(PlannedDataplane::Userspace) => DataplaneKind::Userspace,
+            Some(PlannedDataplane::Nftables) => DataplaneKind::Nftables,
+            Some(PlannedDataplane::Ipvs) => DataplaneKind::Ipvs,
+            None if settings.is_nftables => DataplaneKind::Nftables,
+            None => DataplaneKind::Ipvs,
+        }
     }
 }
 

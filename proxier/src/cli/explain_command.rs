@@ -3,15 +3,17 @@
 use std::net::IpAddr;
 use std::process::ExitCode;
 
-use ::nftables::RulesClient;
+use ::nftables::{Match, Relation, RulesClient, Table};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
+use super::dataplane_flags::DataplaneKind;
 use super::planned::{Against, PlannedFlags};
 use super::{Output, Setup, json, print};
-use crate::cluster::model::Protocol;
+use crate::cluster::model::{Family, Networks, Protocol};
 use crate::cluster::store::Touched;
-use crate::dataplane::ipvs::filter::{self, FilterConfig, MarkBit, NodeFacts};
+use crate::dataplane::ipvs::filter::{self, FilterConfig, LocalMode, MarkBit, NodeFacts};
+use crate::dataplane::ipvs::observed::Observed;
 use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::dataplane::nftables;
 use crate::dataplane::{LocalClients, Planned};
@@ -22,7 +24,7 @@ use crate::explain::way::step::{Explanation, Outcome, Seen, Step};
 use crate::explain::way::{Asked, Sight, host};
 use crate::host::way::{self as host_way, HostWay, Traffic};
 use crate::plan::frontend::Frontend;
-use crate::plan::{Capabilities, Planner};
+use crate::plan::{Capabilities, Planner, RelayAbilities};
 use crate::reconcile::Proxier;
 use crate::util::clock;
 
@@ -58,32 +60,14 @@ impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let planned = &self.planned;
         let mut setup = planned.setup()?;
-        let explanations = match (planned.is_nftables(&setup), planned.against) {
-            (true, Against::Kernel) => {
+        let explanations = match (planned.kind(&setup), planned.against) {
+            (DataplaneKind::Nftables, Against::Kernel) => {
                 let mut proxier = planned.on_nftables(&setup)?;
                 proxier.changes(clock::since_boot())?;
                 let served = nftables::served()?.unwrap_or_default();
                 self.by_maps(&setup, proxier.planned(), Some(&served))?
             }
-            (true, Against::Empty) => {
-                let mut proxier = planned.on_empty_kernel(&setup)?;
-                proxier.changes(clock::since_boot())?;
-                // The plan for IPVS may differ.
-                let mut planner = Planner::new(setup.plan.clone());
-                let capabilities = Capabilities {
-                    has_full_affinity: true,
-                    ..Capabilities::default()
-                };
-                let (snapshot, machine) = (proxier.snapshot(), proxier.machine());
-                planner.update(snapshot, machine, &capabilities, Touched::All);
-                let planned = Planned {
-                    snapshot,
-                    machine,
-                    planner: &planner,
-                };
-                self.by_maps(&setup, planned, None)?
-            }
-            (false, against) => {
+            (DataplaneKind::Ipvs, against) => {
                 planned.place_addresses(&mut setup)?;
                 match against {
                     Against::Kernel => self.by_ipvs(&setup, &mut planned.on_kernel(&setup)?)?,
@@ -92,6 +76,7 @@ impl Flags {
                     }
                 }
             }
+            (kind, _) => self.without_kernel(&mut setup, kind)?,
         };
         let outcomes = explanations.iter().map(|it| it.verdict.outcome);
         let worst = outcomes.max().unwrap_or(Outcome::Unknown);
@@ -103,6 +88,62 @@ impl Flags {
             }
         })?;
         Ok(ExitCode::from(worst.exit_code()))
+    }
+
+    /// Explains with maps, or with a relay, by the plan alone.
+    fn without_kernel(
+        &self,
+        setup: &mut Setup,
+        kind: DataplaneKind,
+    ) -> anyhow::Result<Vec<Explanation>> {
+        let is_relay = kind == DataplaneKind::Userspace;
+        setup.plan.has_localhost_node_ports = is_relay;
+        let mut proxier = self.planned.on_empty_kernel(setup)?;
+        proxier.changes(clock::since_boot())?;
+        // The plan for IPVS may differ.
+        let mut capabilities = Capabilities {
+            has_full_affinity: true,
+            ..Capabilities::default()
+        };
+        if is_relay {
+            capabilities.unsupported.insert(Protocol::Sctp);
+            capabilities.relay = Some(RelayAbilities::default());
+        }
+        let (snapshot, machine) = (proxier.snapshot(), proxier.machine());
+        let mut planner = Planner::new(setup.plan.clone());
+        planner.update(snapshot, machine, &capabilities, Touched::All);
+        let planned = Planned {
+            snapshot,
+            machine,
+            planner: &planner,
+        };
+        match is_relay {
+            true => self.by_relay(setup, planned),
+            false => self.by_maps(setup, planned, None),
+        }
+    }
+
+    /// Explains with the relay.
+    fn by_relay(&self, setup: &Setup, planned: Planned<'_>) -> anyhow::Result<Vec<Explanation>> {
+        let networks = match &setup.settings.local_mode {
+            LocalMode::ClusterCidr(networks) => networks.as_slice(),
+            // A relay does not see the device of a client.
+            _ => &[],
+        };
+        let of_family = |family| Networks::new(family, networks.iter().copied());
+        let networks = [Family::V4, Family::V6].map(of_family).into_iter();
+        let networks = networks.filter(|networks| !networks.is_empty());
+        let clients = networks.map(|networks| Match::Source(Relation::Is, networks));
+        let inside: Vec<Match> = clients.chain([Match::SourceIsLocal]).collect();
+        self.explain(&Sight {
+            planned,
+            rules: Rules::Relay(planned.desired(), &inside),
+            seen: Seen::Plan,
+            services: &|address| planned.desired().addresses.contains_key(&address),
+            inside: &inside,
+            device: &|client| self.device(client),
+            more: &|_| Ok(Vec::new()),
+        })
     }
 
     /// Explains with the rules of the dataplane nftables. `served` has the frontends of the kernel's table.
@@ -160,20 +201,17 @@ impl Flags {
         proxier: &mut Proxier<Ipvs<K>>,
     ) -> anyhow::Result<Vec<Explanation>> {
         let packets = self.planned.packets(setup)?;
-        let preview = proxier.preview(clock::since_boot())?;
+        proxier.preview(clock::since_boot())?;
         let (planned, wanted) = (proxier.planned(), proxier.wanted());
         let observed = proxier.observed();
         let has_kernel = self.planned.against == Against::Kernel;
-        let has_foreign_carrier = observed.carrier.is_some_and(|carrier| !carrier.is_ours);
-        let rules = match has_kernel && !RulesClient::open(filter::TABLE)?.exists()? {
-            true if has_foreign_carrier => RulesState::OfPredecessor,
-            true => RulesState::Missing,
-            false if has_kernel && preview.changes_rules => RulesState::Other,
-            false => RulesState::AsPlanned,
+        let table = proxier.filter().map(|filter| filter.table(wanted));
+        let rules = match &table {
+            Some(table) if has_kernel => rules_state(table, observed)?,
+            _ => RulesState::AsPlanned,
         };
         let has_rules = matches!(rules, RulesState::AsPlanned | RulesState::Other);
-        let table = proxier.filter().filter(|_| has_rules);
-        let table = table.map(|filter| filter.table(wanted));
+        let table = table.filter(|_| has_rules);
         let kernel = KernelIpvs {
             wanted,
             observed,
@@ -266,12 +304,12 @@ impl Flags {
             From::Any => vec![From::Node, From::Outside],
             one => vec![one],
         };
-        let explain = |from| sight.explain(from, self.frontend(sight.planned, from)?);
+        let explain = |from| sight.explain(from, self.frontend(sight, from)?);
         froms.into_iter().map(explain).collect()
     }
 
     /// Returns the frontend in question.
-    fn frontend(&self, planned: Planned<'_>, from: From) -> anyhow::Result<Frontend> {
+    fn frontend(&self, sight: &Sight<'_>, from: From) -> anyhow::Result<Frontend> {
         let named = |name: &String| {
             let mut all = Protocol::ALL.into_iter();
             all.find(|it| it.to_string().eq_ignore_ascii_case(name))
@@ -285,11 +323,26 @@ impl Flags {
             }),
             To::Service(name, port) => {
                 let service = (name, port.as_deref());
-                question::frontend_of(planned.desired(), service, protocol, from)
+                let client = (from, sight.is_outside(from));
+                question::frontend_of(sight.planned.desired(), service, protocol, client)
                     .map_err(anyhow::Error::msg)
             }
         }
     }
+}
+
+/// Compares the kernel's packet rules beside IPVS with those of the plan.
+fn rules_state(table: &Table, observed: &Observed) -> anyhow::Result<RulesState> {
+    let mut client = RulesClient::open(filter::TABLE)?;
+    let has_foreign_carrier = observed.carrier.is_some_and(|carrier| !carrier.is_ours);
+    Ok(match client.exists()? {
+        false if has_foreign_carrier => RulesState::OfPredecessor,
+        false => RulesState::Missing,
+        true => match client.difference(table)? {
+            Some(commands) if commands.is_empty() => RulesState::AsPlanned,
+            _ => RulesState::Other,
+        },
+    })
 }
 
 /// Returns the seconds after which connection tracking forgets an idle flow.

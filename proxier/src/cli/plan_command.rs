@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::dataplane_flags::DataplaneKind;
 use super::planned::{Against, PlannedFlags};
 use super::{Setup, json, print};
 use crate::cluster::problem::Problem;
@@ -75,8 +76,14 @@ impl Flags {
             }
         }
         planned.place_addresses(&mut setup)?;
-        if planned.is_nftables(&setup) {
-            return self.print_nftables(&setup);
+        match planned.kind(&setup) {
+            DataplaneKind::Ipvs => {}
+            DataplaneKind::Nftables => return self.print_nftables(&setup),
+            DataplaneKind::Userspace => {
+                anyhow::bail!(
+                    "--dataplane=userspace: a relay keeps no state with which a plan could be compared"
+                )
+            }
         }
         anyhow::ensure!(
             !self.audit || planned.against == Against::Kernel,

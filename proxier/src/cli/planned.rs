@@ -54,14 +54,14 @@ impl PlannedFlags {
         self.node.setup(settings)
     }
 
-    /// Returns whether the dataplane is nftables.
-    pub(super) fn is_nftables(&self, setup: &Setup) -> bool {
-        self.dataplane.is_nftables(&setup.settings)
+    /// Returns the kind of the dataplane.
+    pub(super) fn kind(&self, setup: &Setup) -> DataplaneKind {
+        self.dataplane.kind(&setup.settings)
     }
 
     /// Makes service addresses local in the chosen form; not at all with the dataplane nftables.
     pub(super) fn place_addresses(&self, setup: &mut Setup) -> anyhow::Result<()> {
-        if self.is_nftables(setup) {
+        if self.kind(setup) == DataplaneKind::Nftables {
             return self.node.ensure_no_local_addresses();
         }
         setup.plan.service_addresses = self.node.local_addresses()?;
@@ -81,17 +81,18 @@ impl PlannedFlags {
         });
         let linux = linux
             .context("the kernel's table cannot be read (--against=empty needs no privilege)")?;
-        self.ipvs(setup, linux, self.state.file())
+        self.ipvs(setup, linux, self.state.file(), DataplaneKind::Ipvs)
     }
 
-    /// Returns a proxier of a kernel without virtual servers after it received its complete input.
+    /// Returns a proxier of a kernel without virtual servers after it received its complete input. It is that of the chosen
+    /// dataplane, so that its addresses are valid.
     pub(super) fn on_empty_kernel(
         &self,
         setup: &Setup,
     ) -> anyhow::Result<Proxier<Ipvs<EmptyKernel>>> {
         // An empty kernel has no virtual server that a ledger could name.
         let ledger = LedgerFile::new("/nonexistent");
-        let mut proxier = self.ipvs(setup, EmptyKernel::default(), ledger)?;
+        let mut proxier = self.ipvs(setup, EmptyKernel::default(), ledger, self.kind(setup))?;
         // Node ports and preferred sources need addresses of the machine. Those of the Node object
         // replace them.
         let node = proxier.snapshot().node();
@@ -111,11 +112,12 @@ impl PlannedFlags {
         setup: &Setup,
         kernel: K,
         ledger: LedgerFile,
+        kind: DataplaneKind,
     ) -> anyhow::Result<Proxier<Ipvs<K>>> {
         let ipvs = Ipvs::new(kernel, ledger)?
             .filtering(self.packets(setup)?)
             .excluding(setup.settings.exclude.clone());
-        self.proxier(setup, ipvs, DataplaneKind::Ipvs)
+        self.proxier(setup, ipvs, kind)
     }
 
     fn proxier<D: Dataplane>(

@@ -105,9 +105,7 @@ impl Sight<'_> {
         };
         let device = match is_own {
             true => String::new(),
-            false => {
-                (self.device)(source).unwrap_or_else(|| self.guessed_device(source).to_owned())
-            }
+            false => self.device_of(source),
         };
         let source = SocketAddr::new(source, CLIENT_PORT);
         Packet::new(frontend.protocol, source, frontend.socket(), &device)
@@ -138,6 +136,24 @@ impl Sight<'_> {
         let is_pod = node.is_some_and(|node| node.pod_cidrs.iter().any(|it| it.contains(source)))
             || self.planned.desired().local_endpoints.contains(&source);
         if is_pod { "veth" } else { "eth" }
+    }
+
+    /// Returns whether a client is outside the cluster.
+    pub(crate) fn is_outside(&self, from: From) -> bool {
+        let address = match from {
+            From::Outside => return true,
+            From::Node | From::Any => return false,
+            From::Address(address) => address,
+        };
+        let socket = SocketAddr::new(address, CLIENT_PORT);
+        let mut packet = Packet::new(Protocol::Tcp, socket, socket, &self.device_of(address));
+        packet.source_is_local = self.planned.machine.has(&address);
+        !self.is_inside(&packet)
+    }
+
+    /// Returns the device by which packets from `source` arrive, or one of its kind.
+    fn device_of(&self, source: IpAddr) -> String {
+        (self.device)(source).unwrap_or_else(|| self.guessed_device(source).to_owned())
     }
 
     fn is_inside(&self, packet: &Packet) -> bool {
@@ -317,7 +333,11 @@ impl Sight<'_> {
             return Some(Step::new(what, because, self.seen));
         }
         let what = format!("{source} is not in loadBalancerSourceRanges");
-        Some(Step::new(what, because, self.seen).finding(&SOURCE_RANGES, Outcome::Dropped, next))
+        let outcome = match asked.passed.arrival {
+            Arrival::Ended(End::Rejected(_)) => Outcome::Refused,
+            _ => Outcome::Dropped,
+        };
+        Some(Step::new(what, because, self.seen).finding(&SOURCE_RANGES, outcome, next))
     }
 
     /// Explains which endpoints serve, and why the others do not. Returns the kind of the finding, if none serves.
@@ -461,6 +481,10 @@ impl Sight<'_> {
                     "--ipvs-scheduler, or annotation ipvs-proxier.io/scheduler",
                 )
             }
+            Rules::Relay(..) => (
+                format!("the relay chooses by scheduler {scheduler}"),
+                "--ipvs-scheduler, or annotation ipvs-proxier.io/scheduler",
+            ),
             Rules::Maps(_) => (
                 format!("a map of nftables chooses as scheduler {scheduler} would"),
                 "--ipvs-scheduler, or annotation ipvs-proxier.io/scheduler; rr, lc and others become random",
@@ -490,6 +514,9 @@ impl Sight<'_> {
         }
         let access = &plan.profile.access;
         let because = match (access.scope, access.policy) {
+            _ if matches!(self.rules, Rules::Relay(..)) => {
+                "the relay connects to endpoints itself (annotation ipvs-proxier.io/source-address)"
+            }
             _ if passed.endpoints.iter().any(|it| it.address.ip() == source) => {
                 "an endpoint that reaches itself would answer itself directly"
             }

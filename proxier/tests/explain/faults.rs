@@ -442,7 +442,7 @@ fn settings_and_routes_are_named() {
         scene.check(&case(
             "11",
             ("ext", only_remote),
-            "dropped",
+            "unknown",
             "net.ipv4.vs.conntrack is 0",
         ));
         set("ipv4/vs/conntrack", "1");

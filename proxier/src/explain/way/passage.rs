@@ -7,12 +7,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Bound;
 
 use ipvs_netlink as ipvs;
-use nftables::{End, Packet, Place, Table};
+use nftables::{End, Match, Packet, Place, Table};
 
 use super::step::Answering;
-use crate::cluster::model::Family;
+use crate::cluster::model::{Family, Protocol, SourceAddress};
 use crate::dataplane::ipvs::Wanted;
 use crate::dataplane::ipvs::observed::Observed;
+use crate::plan::Desired;
 use crate::plan::frontend::Frontend;
 
 /// The priority of IPVS in the hook input: our chains up to 97 run before it.
@@ -30,7 +31,12 @@ pub(crate) enum Rules<'a> {
     Ipvs(Option<&'a Table>, Servers<'a>),
     /// A table of maps.
     Maps(&'a Table),
+    /// A relay that serves this plan; with the clients inside the cluster.
+    Relay(&'a Desired, &'a [Match]),
 }
+
+/// The name that ends a connection which the relay does not serve.
+const RELAY: &str = "relay";
 
 /// The virtual servers.
 #[derive(Clone, Copy)]
@@ -160,6 +166,7 @@ impl Rules<'_> {
             false => Place::Prerouting,
         };
         match self {
+            Self::Relay(desired, inside) => relay(desired, inside, packet, addresses),
             Self::Maps(table) => {
                 if let Some(end) = table.pass(arriving, .., packet) {
                     return Arrival::Ended(end);
@@ -228,6 +235,7 @@ impl Rules<'_> {
         let table = match self {
             Self::Ipvs(table, _) => table,
             Self::Maps(table) => Some(table),
+            Self::Relay(..) => None,
         };
         let is_local = addresses.are_local(packet.destination.ip());
         let input = match packet.source_is_local {
@@ -250,6 +258,50 @@ impl Rules<'_> {
             None => Arrival::Leaves,
         }
     }
+}
+
+/// Returns where a connection arrives that a relay accepts: as `Route::pool_for` of the relay decides.
+fn relay(
+    desired: &Desired,
+    inside: &[Match],
+    packet: &mut Packet,
+    addresses: Addresses<'_>,
+) -> Arrival {
+    let frontend = Frontend {
+        address: packet.destination.ip(),
+        protocol: packet.protocol,
+        port: packet.destination.port(),
+    };
+    let Some(plan) = desired.frontends.get(&frontend) else {
+        return match addresses.are_local(frontend.address) {
+            true => Arrival::Process,
+            false => Arrival::Leaves,
+        };
+    };
+    let is_inside = inside.iter().any(|client| packet.matches(client));
+    let endpoints = match &plan.inside {
+        Some(inside) if is_inside => &inside.endpoints,
+        _ => &plan.endpoints,
+    };
+    let ranges = plan.profile.access.source_ranges.as_ref();
+    let is_admitted = ranges.is_none_or(|ranges| ranges.contains(packet.source.ip()));
+    let accepting: Vec<_> = endpoints.iter().filter(|it| it.weight > 0).collect();
+    let count = u32::try_from(accepting.len()).unwrap_or(u32::MAX);
+    packet.choices = packet.choices.max(count);
+    let index = packet.draw.checked_rem(count).filter(|_| is_admitted);
+    let Some(chosen) = index.and_then(|index| accepting.get(index as usize)) else {
+        // A TCP client is reset.
+        return Arrival::Ended(match (is_admitted, packet.protocol) {
+            (false, Protocol::Udp) => End::Dropped(RELAY.into()),
+            _ => End::Rejected(RELAY.into()),
+        });
+    };
+    packet.destination = (chosen.address, chosen.port).into();
+    // The relay connects itself.
+    let sees_client = plan.profile.relay.source == SourceAddress::Client
+        && desired.local_endpoints.contains(&chosen.address);
+    packet.is_masqueraded = !sees_client;
+    endpoint(packet)
 }
 
 fn endpoint(packet: &Packet) -> Arrival {

@@ -82,7 +82,7 @@ impl FromStr for To {
 /// Returns the frontend that a client uses to reach a Service.
 ///
 /// Clients outside the cluster use the load balancer's address, then an external IP, then the node port; all others the
-/// cluster IP.
+/// cluster IP. `is_outside` tells which the client is.
 ///
 /// # Errors
 /// If the Service has no such port or frontend on this node, or several ports and none is named.
@@ -90,7 +90,7 @@ pub(crate) fn frontend_of(
     desired: &Desired,
     (service, port): (&ObjectName, Option<&str>),
     protocol: Option<Protocol>,
-    from: From,
+    (from, is_outside): (From, bool),
 ) -> Result<Frontend, String> {
     let of_service = desired.frontends.iter();
     let of_service = of_service.filter(|(_, plan)| plan.owner.service == *service);
@@ -139,13 +139,13 @@ pub(crate) fn frontend_of(
             ));
         }
     }
-    let order = |kind: FrontendKind| match (from, kind) {
-        (From::Outside, FrontendKind::LoadBalancer) => 0,
-        (From::Outside, FrontendKind::ExternalIp) => 1,
-        (From::Outside, FrontendKind::NodePort) => 2,
-        (From::Outside, FrontendKind::ClusterIp) => 3,
-        (_, FrontendKind::ClusterIp) => 0,
-        _ => 1,
+    let order = |kind: FrontendKind| match (is_outside, kind) {
+        (true, FrontendKind::LoadBalancer) => 0,
+        (true, FrontendKind::ExternalIp) => 1,
+        (true, FrontendKind::NodePort) => 2,
+        (true, FrontendKind::ClusterIp) => 3,
+        (false, FrontendKind::ClusterIp) => 0,
+        (false, _) => 1,
     };
     let is_of_family = |frontend: &Frontend| match from {
         From::Address(address) => frontend.family() == Family::from(address),

@@ -60,12 +60,11 @@ struct Registers([Option<u8>; REGISTERS]);
 impl Registers {
     /// Returns the first byte of a register, of which there are four with 16 bytes and sixteen with 4 bytes.
     fn at(register: u32) -> usize {
-        let first = match register {
-            1..=4 => (register - 1) * 16,
-            8..=23 => (register - 8) * 4,
-            _ => REGISTERS as u32,
-        };
-        first as usize
+        match register as usize {
+            register @ 1..=4 => (register - 1) * 16,
+            register @ 8..=23 => (register - 8) * 4,
+            _ => REGISTERS,
+        }
     }
 
     /// Sets a register; unknown bytes are those of the last value, if it is not known now.
