@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use crate::cluster::model::ObjectName;
 use crate::cluster::problem::Problem;
 use crate::cluster::store::{Snapshot, Touched};
+use crate::plan::frontend::Frontend;
 use crate::plan::{Capabilities, Changed, Desired, Machine, PlanConfig, Planner};
 
 pub(crate) mod answer_path;
@@ -29,10 +30,12 @@ pub(crate) mod namespace_lock;
 pub(crate) mod nftables;
 mod packet_rules;
 pub(crate) mod retry;
+mod serving;
 pub(crate) mod userspace;
 
 pub use applied::{Applied, AppliedChange, Outcomes, Reason};
 pub(crate) use packet_rules::LocalClients;
+pub use serving::Serving;
 
 /// The plan, and what it was made from.
 #[derive(Clone, Copy, Debug)]
@@ -201,6 +204,9 @@ pub trait Dataplane {
     /// # Cost
     /// A walk over the plan.
     fn destinations(&self, planned: Planned<'_>) -> usize;
+
+    /// Returns what it knows of a frontend beside the plan.
+    fn serving(&self, frontend: &Frontend) -> Serving;
 
     /// Returns whether the kernel has our packet rules as planned. Without them, what another program left may still
     /// serve the node.

@@ -35,7 +35,7 @@ pub mod dataplane {
     //! The kernel behind a trait.
     pub use crate::dataplane::{
         Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Outcome, Outcomes, Planned,
-        Reason,
+        Reason, Serving,
     };
 
     pub mod answer_path {

@@ -45,7 +45,7 @@ mod worker;
 
 pub use affinity::AffinityRoom;
 pub use frontend::{Handling, InsideClients, Route};
-pub use pool::{Counts, EndpointPool, PoolConfig, PoolError, kernel_schedulers};
+pub use pool::{Counts, EndpointPool, EndpointState, PoolConfig, PoolError, kernel_schedulers};
 pub use source::LocalAnswers;
 pub use statistics::{Statistics, Tally};
 

@@ -61,6 +61,8 @@ struct PoolState {
 struct Member {
     id: ServerId,
     weight: u32,
+    /// The connections that it got since it was added.
+    connections: u64,
     /// The number of failed connections since the last successful one.
     failures: u32,
     /// When an ejected endpoint gets connections again.
@@ -76,6 +78,17 @@ pub struct Counts {
     pub active: u32,
     /// All other connections, such as half-closed ones, and UDP flows.
     pub inactive: u32,
+}
+
+/// The state of an endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointState {
+    /// Its connections.
+    pub counts: Counts,
+    /// The connections that it got since it was added.
+    pub connections: u64,
+    /// Whether it gets no connections for a while, because it did not accept the last ones.
+    pub is_ejected: bool,
 }
 
 /// The error of a change that a pool refuses.
@@ -168,6 +181,7 @@ impl EndpointPool {
         let endpoint = Member {
             id,
             weight,
+            connections: 0,
             failures: 0,
             ejected_until: None,
             is_cut: Arc::default(),
@@ -248,6 +262,18 @@ impl EndpointPool {
             .collect()
     }
 
+    /// Returns the endpoints, each with its state.
+    pub fn states(&self) -> Vec<(SocketAddr, EndpointState)> {
+        let state = self.lock();
+        let members = state.endpoints.iter();
+        let of = |it: &Member| EndpointState {
+            counts: state.counts(it.id),
+            connections: it.connections,
+            is_ejected: it.ejected_until.is_some(),
+        };
+        members.map(|(address, it)| (*address, of(it))).collect()
+    }
+
     /// Chooses an endpoint for a new connection, and counts the connection. `tried` are the endpoints that
     /// did not accept it.
     ///
@@ -279,8 +305,9 @@ impl EndpointPool {
         address: SocketAddr,
         is_active: bool,
     ) -> Option<Lease> {
-        let Member { id, is_cut, .. } = state.endpoints.get(&address)?;
-        let (id, is_cut) = (*id, is_cut.clone());
+        let member = state.endpoints.get_mut(&address)?;
+        member.connections += 1;
+        let (id, is_cut) = (member.id, member.is_cut.clone());
         match is_active {
             true => state.balancer.connected(id).ok()?,
             false => state.balancer.opened(id).ok()?,

@@ -12,9 +12,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::userspace::{self, Userspace};
-use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned};
+use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned, Serving};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
+use crate::plan::frontend::Frontend;
 use crate::plan::{Capabilities, Changed, Machine};
 
 /// A dataplane, and perhaps a relay.
@@ -180,6 +181,13 @@ impl<D: Dataplane> Dataplane for Beside<D> {
     fn destinations(&self, planned: Planned<'_>) -> usize {
         let relay = self.relay.as_ref();
         self.main.destinations(planned) + relay.map_or(0, |relay| relay.destinations(planned))
+    }
+
+    fn serving(&self, frontend: &Frontend) -> Serving {
+        match &self.relay {
+            Some(relay) if frontend.needs_relay() => relay.serving(frontend),
+            _ => self.main.serving(frontend),
+        }
     }
 
     fn has_written_rules(&self) -> bool {

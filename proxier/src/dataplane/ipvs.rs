@@ -17,7 +17,7 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use self::ledger::{Ledger, LedgerFile, Territory};
-use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned};
+use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned, Serving};
 use crate::cluster::model::{Cidr, Family};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
@@ -25,6 +25,7 @@ use crate::dataplane::ipvs::filter::{Filter, FilterConfig};
 use crate::dataplane::ipvs::observed::Observed;
 use crate::dataplane::ipvs::op::Target;
 use crate::dataplane::retry::Retries;
+use crate::plan::frontend::Frontend;
 use crate::plan::{Capabilities, Changed, Machine};
 
 mod apply;
@@ -370,6 +371,22 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
         let wanted = Wanted::new(planned.desired(), &self.marks);
         let servers = wanted.iter();
         servers.map(|(_, server)| server.endpoints.len()).sum()
+    }
+
+    fn serving(&self, frontend: &Frontend) -> Serving {
+        let (key, drains) = (ipvs::ServiceKey::from(*frontend), self.ledger.drains());
+        let inside = self.marks.of(frontend);
+        let draining = [Some(key), inside]
+            .into_iter()
+            .flatten()
+            .flat_map(|key| drains.of(&key));
+        Serving {
+            inside,
+            draining: draining
+                .map(|(it, drain)| ((it.address, it.port).into(), drain.deadline))
+                .collect(),
+            relayed: None,
+        }
     }
 
     fn has_written_rules(&self) -> bool {

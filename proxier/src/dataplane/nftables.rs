@@ -42,7 +42,7 @@ use super::conntrack::Sweeper;
 use super::ipvs::filter::{self, FilterConfig, NodeFacts};
 use super::ipvs::linux::AddressTable;
 use super::ipvs::{InsideMarks, Owners, Wanted};
-use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned};
+use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned, Serving};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::dataplane::packet_rules::FAMILIES;
@@ -353,6 +353,13 @@ impl Dataplane for Nftables {
         let plans = planned.desired().frontends.iter();
         let plans = plans.filter(|(frontend, _)| !frontend.needs_relay());
         plans.map(|(_, plan)| plan.endpoint_count()).sum()
+    }
+
+    fn serving(&self, frontend: &Frontend) -> Serving {
+        Serving {
+            draining: self.departures.of(frontend).collect(),
+            ..Serving::default()
+        }
     }
 
     fn has_written_rules(&self) -> bool {

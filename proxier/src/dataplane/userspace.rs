@@ -20,7 +20,9 @@ use schedulers::Registry;
 
 use super::answer_path::AnswerPath;
 use super::retry::Retries;
-use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned, applied};
+use super::{
+    Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned, Serving, applied,
+};
 use crate::cluster::model::Protocol;
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
@@ -367,6 +369,23 @@ impl Dataplane for Userspace {
         let plans = planned.desired().frontends.iter();
         let plans = plans.filter(|(frontend, _)| self.serves(frontend));
         plans.map(|(_, plan)| plan.endpoint_count()).sum()
+    }
+
+    fn serving(&self, frontend: &Frontend) -> Serving {
+        let served = self.served.get(frontend);
+        let pools = || served.into_iter().flat_map(Served::pools);
+        Serving {
+            inside: None,
+            draining: pools()
+                .flat_map(|(_, pool)| &pool.draining)
+                .map(|(it, until)| (*it, *until))
+                .collect(),
+            relayed: Some(
+                pools()
+                    .flat_map(|(_, pool)| pool.endpoints.states())
+                    .collect(),
+            ),
+        }
     }
 
     fn next_due(&self) -> Option<Duration> {

@@ -195,7 +195,8 @@ impl Ledger {
     /// that are desired again.
     pub fn end_desired(&mut self, key: &ipvs::ServiceKey, wanted: &WantedServer<'_>) {
         self.end_retirement(key);
-        for destination in self.drains.of(key) {
+        let draining: Vec<_> = self.drains.of(key).collect();
+        for (destination, _) in draining {
             if wanted.has_destination(&destination) {
                 self.end(key, &destination);
             }

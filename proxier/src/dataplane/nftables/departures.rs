@@ -74,6 +74,11 @@ impl Departures {
         self.drains.len()
     }
 
+    /// Returns the endpoints that left a frontend and may keep their connections, and until when.
+    pub(super) fn of(&self, frontend: &Frontend) -> impl Iterator<Item = (SocketAddr, Duration)> {
+        self.drains.of(frontend)
+    }
+
     /// Follows a change of the plan.
     pub(super) fn follow(&mut self, planned: Planned<'_>, changed: &Changed, now: Duration) {
         for frontend in &changed.frontends {

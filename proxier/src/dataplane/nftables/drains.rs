@@ -4,7 +4,7 @@
 //! forgotten loses its deadline only: its connections continue until they end.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::cluster::model::ObjectName;
@@ -41,6 +41,14 @@ impl Drains {
 
     pub(super) fn contains(&self, left: &Left) -> bool {
         self.drains.contains_key(left)
+    }
+
+    /// Returns the drains of a frontend, each with its deadline.
+    pub(super) fn of(&self, frontend: &Frontend) -> impl Iterator<Item = (SocketAddr, Duration)> {
+        let first = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        let last = SocketAddr::from((Ipv6Addr::from(u128::MAX), u16::MAX));
+        let of_frontend = self.drains.range((*frontend, first)..=(*frontend, last));
+        of_frontend.map(|((_, endpoint), drain)| (*endpoint, drain.until))
     }
 
     /// Adds a drain, in place of an earlier one of the endpoint.
@@ -160,7 +168,7 @@ mod tests {
             protocol: Protocol::Tcp,
             port: 80,
         };
-        let address = std::net::Ipv4Addr::from(0x0a00_0000 + number);
+        let address = Ipv4Addr::from(0x0a00_0000 + number);
         (frontend, SocketAddr::new(address.into(), 8080))
     }
 

@@ -79,11 +79,12 @@ impl Drains {
     }
 
     /// Returns the draining destinations of a virtual server.
-    pub fn of(&self, key: &ipvs::ServiceKey) -> Vec<ipvs::DestinationKey> {
-        let server = self.servers.get(key);
-        server.map_or_else(Vec::new, |server| {
-            server.destinations.keys().copied().collect()
-        })
+    pub fn of<'a>(
+        &'a self,
+        key: &ipvs::ServiceKey,
+    ) -> impl Iterator<Item = (ipvs::DestinationKey, Drain)> + use<'a> {
+        let server = self.servers.get(key).into_iter();
+        server.flat_map(|server| server.destinations.iter().map(|(it, drain)| (*it, *drain)))
     }
 
     /// Returns the virtual servers that have draining destinations.
