@@ -95,7 +95,7 @@ impl Cli {
             CliCommand::Run(flags) => flags.run(),
             CliCommand::Plan(flags) => flags.run(),
             CliCommand::Explain(flags) => flags.run(),
-            // These two have no flags about the log. The others start it with theirs.
+            // These have no flags about the log. The others start it with theirs.
             CliCommand::Status(flags) => {
                 logging::start(logging::DEFAULT);
                 flags.run()
@@ -299,6 +299,11 @@ impl StateFlags {
     /// Returns whether the ledger or the packet rules show that an earlier process programmed IPVS.
     fn shows_ipvs(&self) -> anyhow::Result<bool> {
         Ok(self.state_file.exists() || RulesClient::open(filter::TABLE)?.exists()?)
+    }
+
+    /// Returns the socket beside it, through which `top` asks the process.
+    fn socket(&self) -> PathBuf {
+        self.state_file.with_extension("sock")
     }
 
     fn file(&self) -> LedgerFile {

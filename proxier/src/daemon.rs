@@ -31,6 +31,7 @@ mod gate;
 mod log;
 mod mark_chain;
 mod measure;
+mod narrate;
 mod patience;
 mod periods;
 mod publish;
@@ -48,6 +49,7 @@ use gate::Gate;
 use log::RoundLog;
 pub(crate) use mark_chain::MarkChainCheck;
 pub use measure::Meter;
+pub(crate) use narrate::Narrator;
 pub(crate) use patience::NoInput;
 pub use periods::Periods;
 pub use publish::Publisher;
@@ -232,6 +234,11 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Receives a message. Returns `false` if it requests a stop.
     pub fn receive(&mut self, message: Message) -> bool {
+        // Nothing changed, so no round is due.
+        if matches!(message, Message::Inquiry) {
+            self.chores.iter_mut().for_each(|it| it.look(&self.proxier));
+            return true;
+        }
         self.has_message = true;
         self.chores.iter_mut().for_each(|it| it.receive(&message));
         match message {
@@ -265,6 +272,7 @@ impl<D: Dataplane> Daemon<D> {
                     self.has_tampering = true;
                 }
             }
+            Message::Inquiry => {}
             Message::Stop => return false,
         }
         true

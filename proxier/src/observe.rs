@@ -2,5 +2,6 @@
 
 pub(crate) mod health;
 pub(crate) mod instruments;
+pub(crate) mod overview;
 pub(crate) mod serve;
 pub(crate) mod traffic;

@@ -267,6 +267,8 @@ impl<'a> Cleanup<'a> {
         // After all deletions: the ledger is the only record of owned virtual servers, and after a failure a
         // second `cleanup` needs it.
         self.flags.state.file().remove()?;
+        // A process that was killed left it.
+        let _ = std::fs::remove_file(self.flags.state.socket());
         lock.map_or(Ok(()), LedgerLock::remove)?;
         if self.scope == CleanupScope::OursAndKubeProxys {
             return self.remove_kube_proxys();

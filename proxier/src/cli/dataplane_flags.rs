@@ -12,6 +12,7 @@ use crate::dataplane::Failure;
 use crate::dataplane::ipvs::filter::LocalMode;
 use crate::dataplane::ipvs::linux::Linux;
 use crate::dataplane::userspace::Userspace;
+use crate::observe::overview::CounterSource;
 
 /// Flags about the dataplane. kube-proxy has no such flags.
 #[derive(Args, Debug)]
@@ -99,6 +100,24 @@ impl DataplaneKind {
         match self {
             Self::Ipvs | Self::Userspace => "ipvs",
             Self::Nftables => "nftables",
+        }
+    }
+
+    /// Returns it as `--dataplane` spells it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Ipvs => "ipvs",
+            Self::Nftables => "nftables",
+            Self::Userspace => "userspace",
+        }
+    }
+
+    /// Returns where its connections are counted.
+    pub(super) fn counters(self) -> CounterSource {
+        match self {
+            Self::Ipvs => CounterSource::Ipvs(None),
+            Self::Nftables => CounterSource::Conntrack(None),
+            Self::Userspace => CounterSource::Relay,
         }
     }
 }

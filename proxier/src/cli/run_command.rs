@@ -17,8 +17,8 @@ use super::takeover_flag::TakeoverFlag;
 use super::{ExcludeFlags, NodeFlags, Setup, StateFlags, cleanup_command, print, process};
 use crate::cli::config::{NodeSettings, Resolved};
 use crate::daemon::{
-    ChainCheck, Daemon, FormerIpvs, FormerNftables, KernelSettings, MarkChainCheck, Meter, Periods,
-    Publisher, Reporter,
+    ChainCheck, Daemon, FormerIpvs, FormerNftables, KernelSettings, MarkChainCheck, Meter,
+    Narrator, Periods, Publisher, Reporter,
 };
 use crate::dataplane::Dataplane;
 use crate::dataplane::beside::Beside;
@@ -32,6 +32,7 @@ use crate::host::predecessor::MarkChainUse;
 use crate::host::sysctl::SysctlConfig;
 use crate::host::{ForeignChains, MarkChains, Treatment, Treatments, foreign_chains};
 use crate::observe::instruments::{self, Exporter};
+use crate::observe::overview::{Desk, History, Observer, ObserverConfig};
 use crate::observe::serve::{self, BindFailures, Sources};
 use crate::plan::{PlanConfig, ServiceAddresses};
 use crate::reconcile::Proxier;
@@ -387,10 +388,21 @@ impl Flags {
         };
         let on_bind_failure = inbox.on_bind_failure(setup);
         // A process that exits after one round may end before its Events are written.
+        let inquiries = inbox.sender.clone();
         let follower = (self.events.times().filter(|_| !self.once), inbox.sender);
         let watch = setup.follow(&self.node.source, kind, follower)?;
         inbox.has_source.store(true, Ordering::Relaxed);
+        let (history, desk) = (Arc::<History>::default(), Arc::<Desk>::default());
+        let observer = Observer::new(ObserverConfig {
+            node: setup.plan.node_name.clone(),
+            dataplane: kind.name(),
+            history: history.clone(),
+            desk: desk.clone(),
+            daemon: inquiries,
+            source: kind.counters(),
+        });
         let sources = Sources {
+            observer: Arc::new(observer),
             board: Arc::default(),
             health_ports: Arc::default(),
             bind_failures: Arc::new(BindFailures::new(&setup.plan.node_name)),
@@ -400,6 +412,7 @@ impl Flags {
         let mut daemon = equip(Daemon::new(proxier, periods, watch))?
             .doing(Publisher::new(board, health_ports))
             .doing(Meter::default())
+            .doing(Narrator::new(history, desk))
             .doing(Reporter::new(sources.bind_failures.clone()));
         if self.once {
             let code = match daemon.run_once(&inbox.messages)? {
@@ -409,7 +422,9 @@ impl Flags {
             return Ok((daemon, code));
         }
         let scraper = self.serve.scraper(exporter, owners, kind);
-        let config = (self.serve).config(setup, (resolved, kind.mode()), scraper, on_bind_failure);
+        let mode = (resolved, kind.mode());
+        let config =
+            (self.serve).config(setup, mode, scraper, self.state.socket(), on_bind_failure);
         let _servers = serve::start(config, sources).context("starting the HTTP servers")?;
         daemon.run(&inbox.messages);
         // Relaxed suffices, also below: the message that ended `run` was sent after the flag was

@@ -1,5 +1,6 @@
 //! Flags about the HTTP servers.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -39,6 +40,12 @@ pub(super) struct ServeFlags {
     /// for none. Needs IPVS and metrics of Services. kube-proxy has no such flag.
     #[arg(long, value_name = "NUMBER", default_value = "0")]
     endpoint_metrics_limit: usize,
+
+    /// Serve the page /status at --metrics-bind-address, and its twins /status.json and /status.csv: the
+    /// Services of this node, their endpoints and their traffic. They show the names of Services and the
+    /// addresses of Pods to everyone who can connect. kube-proxy has no such flag.
+    #[arg(long)]
+    status_page: bool,
 }
 
 impl ServeFlags {
@@ -63,6 +70,7 @@ impl ServeFlags {
         setup: &Setup,
         (resolved, mode): (&Resolved, &'static str),
         scraper: Scraper,
+        socket: PathBuf,
         on_bind_failure: OnBindFailure,
     ) -> ServeConfig {
         let settings = &setup.settings;
@@ -79,6 +87,8 @@ impl ServeFlags {
         ServeConfig {
             healthz: settings.servers.healthz,
             metrics: settings.servers.metrics,
+            shows_status: self.status_page,
+            socket,
             on_bind_failure,
             scraper,
             limits: Limits {

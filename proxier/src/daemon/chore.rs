@@ -31,6 +31,11 @@ pub trait Chore<D: Dataplane> {
     /// Acts after a round, also after one that failed as a whole.
     fn after(&mut self, round: &Round<'_, D>);
 
+    /// Answers the questions of clients that look at the node.
+    fn look(&mut self, proxier: &Proxier<D>) {
+        let _ = proxier;
+    }
+
     /// Acts when the process ends because of a failure.
     fn end(&mut self, watch: &Watch) {
         let _ = watch;

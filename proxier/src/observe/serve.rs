@@ -18,9 +18,11 @@ mod body;
 mod health_body;
 mod health_ports;
 mod listener;
+mod local;
 mod pool;
 mod scrape;
 mod socket;
+mod status;
 mod statusz;
 #[cfg(test)]
 mod tests;
@@ -29,6 +31,7 @@ mod view;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +41,7 @@ use self::answer::Site;
 use self::listener::HttpService;
 use self::pool::ConnectionPool;
 use crate::observe::health::{Board, Limits};
+use crate::observe::overview::Observer;
 use crate::sources::watch::StatusReader;
 
 pub(crate) use self::bind_failures::BindFailures;
@@ -61,6 +65,10 @@ pub(crate) struct ServeConfig {
     pub(crate) healthz: Option<SocketAddr>,
     /// The address of `/metrics`, `/proxyMode` and others; `None`: no such server.
     pub(crate) metrics: Option<SocketAddr>,
+    /// Whether the metrics server has the page `/status`.
+    pub(crate) shows_status: bool,
+    /// The socket of `top`.
+    pub(crate) socket: PathBuf,
     /// The action if one of these two addresses cannot be bound.
     pub(crate) on_bind_failure: OnBindFailure,
     /// The source of `/metrics`.
@@ -99,6 +107,8 @@ pub(crate) struct Sources {
     pub(crate) bind_failures: Arc<BindFailures>,
     /// The watch; `None` with manifests.
     pub(crate) watch: Option<StatusReader>,
+    /// Answers clients who look at this node.
+    pub(crate) observer: Arc<Observer>,
 }
 
 /// The running servers. Dropping them closes all sockets.
@@ -143,22 +153,24 @@ pub(crate) fn start(config: ServeConfig, sources: Sources) -> io::Result<Running
 async fn serve(mut config: ServeConfig, sources: Sources) {
     let on_failure = std::mem::replace(&mut config.on_bind_failure, OnBindFailure::Retry);
     let (healthz, metrics) = (config.healthz, config.metrics);
+    let socket = std::mem::take(&mut config.socket);
     let health_ports = sources.health_ports.clone();
     let view = Arc::new(view::Viewer::new(config, sources));
+    let service = |site| HttpService {
+        site,
+        viewer: view.clone(),
+        pool: ConnectionPool::new(MAX_CONNECTIONS),
+    };
     let server = async |address: Option<SocketAddr>, site| {
         let Some(address) = address else {
             return std::future::pending().await;
         };
-        let service = HttpService {
-            site,
-            viewer: view.clone(),
-            pool: ConnectionPool::new(MAX_CONNECTIONS),
-        };
-        listener::run(address, &on_failure, service).await;
+        listener::run(address, &on_failure, service(site)).await;
     };
     tokio::join!(
         server(healthz, Site::Health),
         server(metrics, Site::Metrics),
+        local::run(socket, service(Site::Local)),
         health_ports::run(&health_ports, &view),
         view.maintain(),
     );

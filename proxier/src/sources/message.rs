@@ -30,6 +30,8 @@ pub enum Message {
     AddressesChanged,
     /// Another program changed our packet rules, or a chain that can drop packets of Services.
     RulesChanged(Tampering),
+    /// A client asks what the daemon knows.
+    Inquiry,
     /// Stop requested. The kernel keeps its state and continues to serve.
     Stop,
 }

@@ -23,6 +23,8 @@ pub(super) enum Site {
     Health,
     /// `/metrics` and pages for operators, usually at port 10249.
     Metrics,
+    /// The socket of `top`: the view of this node only.
+    Local,
     /// A health-check node port, at addresses of one family.
     HealthPort {
         /// The port.
@@ -37,6 +39,7 @@ impl fmt::Display for Site {
         match self {
             Self::Health => f.write_str("the health server"),
             Self::Metrics => f.write_str("the metrics server"),
+            Self::Local => f.write_str("the socket of `top`"),
             Self::HealthPort { port, .. } => write!(f, "health-check port {port}"),
         }
     }
@@ -61,7 +64,7 @@ pub(super) fn answer(site: Site, request: &Parts, view: &View<'_>) -> Answer {
         (Site::Metrics, "/configz") => ok(JSON, view.process.configz.clone()),
         (Site::Metrics, "/statusz") => statusz::answer(request, view),
         (Site::HealthPort { family, .. }, _) => health_port(family, view),
-        (Site::Health | Site::Metrics, _) => {
+        (Site::Health | Site::Metrics | Site::Local, _) => {
             respond(StatusCode::NOT_FOUND, TEXT, "404 page not found\n")
         }
     }

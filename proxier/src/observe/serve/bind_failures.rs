@@ -51,7 +51,7 @@ impl BindFailures {
                     &format!("node {}: {note}", self.node_name),
                 )
             },
-            (Site::HealthPort { .. }, None) => return,
+            (Site::HealthPort { .. }, None) | (Site::Local, _) => return,
             (Site::Health, _) => {
                 Notice::node("FailedToStartProxierHealthcheck", "StartKubeProxy", &note)
             }

@@ -1,6 +1,7 @@
 //! Accepting connections, and serving HTTP on each.
 
 use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
 
 use super::answer::Site;
 use super::pool::{ConnectionPool, Turn};
@@ -79,11 +81,34 @@ pub(super) async fn run(address: SocketAddr, on_failure: &OnBindFailure, service
     accept(listener, service).await;
 }
 
+/// A connection to a client.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for T {}
+
+/// A socket that listens.
+pub(super) trait Accept: Send + Sync {
+    /// Waits for a connection.
+    fn accept(&self) -> impl Future<Output = io::Result<impl Stream>> + Send;
+}
+
+impl Accept for TcpListener {
+    async fn accept(&self) -> io::Result<impl Stream> {
+        Self::accept(self).await.map(|(stream, _)| stream)
+    }
+}
+
+impl Accept for UnixListener {
+    async fn accept(&self) -> io::Result<impl Stream> {
+        Self::accept(self).await.map(|(stream, _)| stream)
+    }
+}
+
 /// Accepts and serves connections for ever.
-pub(super) async fn accept(listener: TcpListener, service: HttpService) {
+pub(super) async fn accept(listener: impl Accept, service: HttpService) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok(stream) => {
                 service.pool.make_room().await;
                 let served = service.clone();
                 let start = |turn| tokio::spawn(serve(stream, served, turn)).abort_handle();
@@ -99,7 +124,7 @@ pub(super) async fn accept(listener: TcpListener, service: HttpService) {
 }
 
 /// Serves one connection until the client closes it or a limit is reached.
-async fn serve(stream: TcpStream, service: HttpService, turn: Turn) {
+async fn serve(stream: impl Stream, service: HttpService, turn: Turn) {
     let answer = service_fn(|request: hyper::Request<_>| {
         turn.begin();
         // No page reads a body.

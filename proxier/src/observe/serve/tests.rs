@@ -12,6 +12,7 @@ use crate::cluster::model::{Family, ObjectName};
 use crate::dataplane::ipvs::Owners;
 use crate::observe::health::NodeState;
 use crate::observe::instruments::Exporter;
+use crate::observe::overview::{CounterSource, ObserverConfig};
 use crate::plan::HealthCheck;
 use crate::sources::events::{Notice, Regarding};
 use crate::util::clock;
@@ -67,6 +68,7 @@ fn node(
         health_ports: Arc::default(),
         bind_failures: Arc::new(BindFailures::new("here")),
         watch: None,
+        observer: observer(),
     };
     sources.board.change(|facts| {
         facts.node = NodeState::Staying;
@@ -75,6 +77,8 @@ fn node(
     let config = ServeConfig {
         healthz: Some(healthz),
         metrics: Some(metrics),
+        shows_status: true,
+        socket: socket(metrics),
         scraper: Scraper::new(
             Exporter::local(),
             Arc::new(Owners::new(0)),
@@ -96,6 +100,25 @@ fn node(
         },
     };
     (config, sources)
+}
+
+/// Returns the socket of `top` of the servers whose metrics are at this address.
+fn socket(metrics: SocketAddr) -> PathBuf {
+    let name = format!("ipvs-proxier-{}.sock", metrics.port());
+    std::env::temp_dir().join(name)
+}
+
+/// Returns an observer of a relay, whose daemon never answers.
+fn observer() -> Arc<Observer> {
+    let (daemon, _) = std::sync::mpsc::sync_channel(1);
+    Arc::new(Observer::new(ObserverConfig {
+        node: "here".into(),
+        dataplane: "userspace",
+        history: Arc::default(),
+        desk: Arc::default(),
+        daemon,
+        source: CounterSource::Relay,
+    }))
 }
 
 /// Returns the response to `GET path`, once the server listens.

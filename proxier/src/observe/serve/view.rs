@@ -9,6 +9,7 @@ use http::request::Parts;
 use super::answer::{self, Answer, Site};
 use super::bind_failures::BindFailures;
 use super::scrape::Scraper;
+use super::status::{self, Form};
 use super::{ServeConfig, Sources};
 use crate::cluster::model::Family;
 use crate::observe::health::{ApiView, Facts, HealthVerdict, Limits};
@@ -50,6 +51,7 @@ pub(super) struct View<'a> {
 pub(super) struct Viewer {
     process: ProcessInfo,
     limits: Limits,
+    shows_status: bool,
     sources: Sources,
     scraper: Arc<Scraper>,
 }
@@ -59,6 +61,7 @@ impl Viewer {
         Self {
             process: config.process,
             limits: config.limits,
+            shows_status: config.shows_status,
             sources,
             scraper: Arc::new(config.scraper),
         }
@@ -80,8 +83,17 @@ impl Viewer {
         if scraper.is_some() {
             record_health(&view);
         }
+        let form = self.form(site, path);
+        let looked = form.map(|form| {
+            let observer = self.sources.observer.clone();
+            let head = status::head(&view, &observer);
+            status::answer(form, status::asked(request), head, observer)
+        });
         let watch = view.watch;
         async move {
+            if let Some(looked) = looked {
+                return looked.await;
+            }
             let Some(scraper) = scraper else {
                 return answer;
             };
@@ -96,7 +108,18 @@ impl Viewer {
         loop {
             tokio::time::sleep(UPKEEP_PAUSE).await;
             self.scraper.upkeep();
+            self.sources.observer.upkeep();
         }
+    }
+
+    /// Returns the form of the view at `path`, if this site has it.
+    fn form(&self, site: Site, path: &str) -> Option<Form> {
+        let has_page = match site {
+            Site::Local => true,
+            Site::Metrics => self.shows_status,
+            Site::Health | Site::HealthPort { .. } => false,
+        };
+        Form::at(path).filter(|_| has_page)
     }
 
     /// Returns the addresses at which a server cannot listen.
@@ -120,7 +143,7 @@ impl Viewer {
             facts,
             check: match site {
                 Site::HealthPort { port, .. } => self.health_check(port),
-                Site::Health | Site::Metrics => None,
+                Site::Health | Site::Metrics | Site::Local => None,
             },
             watch,
         }
@@ -141,7 +164,7 @@ fn record_health(view: &View<'_>) {
 ///
 /// Only Services and EndpointSlices count. Without the other kinds, existing objects are still served
 /// correctly.
-fn api_view(status: &watch::Status) -> ApiView {
+pub(super) fn api_view(status: &watch::Status) -> ApiView {
     let kinds = [&status.services, &status.endpoint_slices];
     let views = kinds.map(|kind| ApiView {
         age: kind.heard.map(|heard| heard.elapsed()),

@@ -40,4 +40,28 @@ impl CounterReader {
         }
         Ok(())
     }
+
+    /// Calls `each` with these virtual servers and their destinations, as far as the kernel has them.
+    ///
+    /// # Errors
+    /// If they cannot be read whole.
+    ///
+    /// # Cost
+    /// Four system calls for each.
+    pub(crate) fn read_some(
+        &mut self,
+        keys: impl Iterator<Item = ipvs::ServiceKey>,
+        mut each: impl FnMut(&ipvs::ServiceEntry, &[ipvs::DestinationEntry]),
+    ) -> Result<(), Failure> {
+        for key in keys {
+            let server = self.0.service(&key);
+            let read = server.and_then(|server| Ok((server, self.0.destinations(&key)?)));
+            match read {
+                Ok((server, destinations)) => each(&server, &destinations),
+                Err(error) if error.is_no_such_service() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
 }
