@@ -45,6 +45,7 @@ mod source;
 mod status_command;
 mod stop_requests;
 mod takeover_flag;
+mod top_command;
 
 /// A service proxy for Kubernetes nodes that programs the kernel's IPVS.
 #[derive(Debug, Parser)]
@@ -66,6 +67,9 @@ enum CliCommand {
     Explain(explain_command::Flags),
     /// Prints the kernel's virtual servers, with Service names where the state file has them.
     Status(status_command::Flags),
+    /// Shows the Services of this node live: connections, endpoints and why some get none, health, and the last
+    /// changes. Asks the process that `run` started.
+    Top(top_command::Flags),
     /// Removes everything that this program added to the kernel. Connections to Services break, unless
     /// kube-proxy serves them already.
     Cleanup(cleanup_command::Flags),
@@ -100,6 +104,7 @@ impl Cli {
                 logging::start(logging::DEFAULT);
                 flags.run()
             }
+            CliCommand::Top(flags) => flags.run(),
             CliCommand::Cleanup(flags) => {
                 logging::start(logging::DEFAULT);
                 // Only kube-proxy's flag `--cleanup` removes kube-proxy's objects, too.
