@@ -14,6 +14,8 @@ use tempfile::TempDir;
 
 #[path = "top/browser.rs"]
 mod browser;
+#[path = "top/cost.rs"]
+mod cost;
 #[path = "top/plugin.rs"]
 mod plugin;
 
@@ -32,10 +34,16 @@ struct Daemon {
 }
 
 impl Daemon {
+    /// Starts it with the Services of `traffic/web.yaml`.
     fn start(flags: &[&str]) -> Self {
+        Self::with(include_str!("traffic/web.yaml"), flags)
+    }
+
+    /// Starts it, and waits for its first round.
+    fn with(manifests: &str, flags: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("manifests")).unwrap();
-        write(&directory, include_str!("traffic/web.yaml"));
+        write(&directory, manifests);
         let log = std::fs::File::create(directory.path().join("log")).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
         command.args(["run", "--node-name=node-a", "--cluster-cidr=10.244.0.0/16"]);
@@ -79,6 +87,16 @@ impl Daemon {
         });
         let log = || std::fs::read_to_string(self.directory.path().join("log")).unwrap();
         view.unwrap_or_else(|| panic!("no view with {what}:\n{last}\n{}", log()))
+    }
+
+    /// Returns the processor time that the process has used.
+    fn processor_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // After the name, which may have blanks: the state is the first field, utime and stime the 12th and 13th.
+        let fields = stat.rsplit(')').next().unwrap();
+        let ticks = fields.split_whitespace().skip(11).take(2);
+        let ticks: u64 = ticks.map(|it| it.parse::<u64>().unwrap()).sum();
+        Duration::from_millis(ticks * 10)
     }
 
     /// Replaces a part of the manifests.

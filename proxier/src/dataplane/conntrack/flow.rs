@@ -22,6 +22,8 @@ pub struct Flow {
     pub is_answered: bool,
     /// Whether a NAT rule translates its destination. IPVS translates without one.
     pub is_translated: bool,
+    /// Whether it is an established TCP connection.
+    pub is_established: bool,
     /// The attributes that identify the flow in a request.
     pub(super) handle: Handle,
 }
@@ -68,7 +70,7 @@ pub(super) struct Handle {
 /// port cannot have, such as ICMP.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
     let (mut original, mut reply) = (None, None);
-    let mut status = 0;
+    let (mut status, mut is_established) = (0, false);
     let mut handle = Handle::default();
     for attribute in attributes(bytes) {
         let attribute = attribute?;
@@ -80,6 +82,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
             }
             CTA_TUPLE_REPLY => reply = tuple(&attribute)?,
             CTA_STATUS => status = attribute.u32_be()?,
+            CTA_PROTOINFO => is_established = established(&attribute)?,
             CTA_ID => handle.id = Some(attribute.array()?),
             CTA_ZONE => handle.zone = Some(attribute.array()?),
             _ => {}
@@ -93,8 +96,26 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
             reply,
             is_answered: status & IPS_SEEN_REPLY != 0,
             is_translated: status & IPS_DST_NAT != 0,
+            is_established,
             handle,
         }))
+}
+
+/// Returns whether the state of a protocol is that of an established TCP connection.
+fn established(attribute: &Attribute<'_>) -> Result<bool> {
+    for protocol in attribute.nested() {
+        let protocol = protocol?;
+        if protocol.kind != CTA_PROTOINFO_TCP {
+            continue;
+        }
+        for field in protocol.nested() {
+            let field = field?;
+            if field.kind == CTA_PROTOINFO_TCP_STATE {
+                return Ok(field.u8()? == TCP_CONNTRACK_ESTABLISHED);
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Parses the addresses of one direction; `None` for the protocols that [`read`] ignores.

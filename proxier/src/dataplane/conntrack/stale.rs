@@ -170,6 +170,7 @@ mod tests {
             },
             is_answered: true,
             is_translated: true,
+            is_established: false,
             handle: Handle::default(),
         }
     }

@@ -142,8 +142,10 @@ impl CounterSource {
                             if !flow.is_translated || !is_known(&key) {
                                 return;
                             }
+                            let is_active = u64::from(flow.is_established);
                             let one = Counts {
-                                active: Some(1),
+                                active: Some(is_active),
+                                inactive: Some(1 - is_active),
                                 ..Counts::default()
                             };
                             let server = table.entry(key).or_default();

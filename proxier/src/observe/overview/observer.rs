@@ -1,6 +1,6 @@
 //! Answers of clients who look: asks the daemon, and reads the counters of what is visible.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use ipvs_netlink as ipvs;
 
 use super::assemble::{self, HeadFacts, Parts, Selection};
 use super::census::{Census, Depth};
-use super::counters::{CounterSource, CounterTable, Counts, ServerCounts};
+use super::counters::{CounterSource, CounterTable, Counts};
 use super::desk::{Desk, Question, Told};
 use super::directory::Detail;
 use super::history::History;
@@ -231,20 +231,17 @@ fn read_visible(
     }
     let mut read = source.some(&keys)?;
     for frontend in of_detail() {
-        let relayed = frontend
-            .endpoints
-            .iter()
-            .filter_map(|it| Some((it.address, it.relayed?)));
-        let endpoints: BTreeMap<_, Counts> = relayed.collect();
-        if let Some(counts) = seen.get(&frontend.key).filter(|_| !endpoints.is_empty()) {
-            let mut all = Counts::default();
-            endpoints.values().for_each(|counts| all += *counts);
-            let all = if frontend.clients == "all" {
-                all
-            } else {
-                counts.all
-            };
-            read.insert(frontend.key, ServerCounts { all, endpoints });
+        for endpoint in &frontend.endpoints {
+            if let Some(counts) = endpoint.relayed {
+                let server = read.entry(frontend.key).or_default();
+                server.endpoints.insert(endpoint.address, counts);
+            }
+        }
+        if let Some(server) = read.get_mut(&frontend.key)
+            && frontend.endpoints.iter().any(|it| it.relayed.is_some())
+        {
+            server.all = Counts::default();
+            server.endpoints.values().for_each(|it| server.all += *it);
         }
     }
     seen.retain(|key, _| !read.contains_key(key));
