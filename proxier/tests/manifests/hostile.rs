@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proxier::testing::manifests;
-use proxier::testing::plan::{
-    Capabilities, Machine, NodePortAddresses, PlanConfig, ServiceAddresses, desired,
-};
+use proxier::testing::plan::{Capabilities, Machine, PlanConfig, desired};
 use proxier::testing::store::{Snapshot, Touched};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -122,11 +120,7 @@ fn a_service_with_very_many_ports_is_planned_in_time_in_proportion_to_them() {
     }
     let config = PlanConfig {
         node_name: "node-a".into(),
-        scheduler: "rr".into(),
-        node_port_addresses: NodePortAddresses::default(),
-        has_localhost_node_ports: false,
-        service_addresses: ServiceAddresses::Routes,
-        drain: Duration::ZERO,
+        ..PlanConfig::default()
     };
     let start = processor_time();
     let (machine, capabilities) = (Machine::default(), Capabilities::default());

@@ -123,7 +123,7 @@ fn each_client_reaches_each_service_over_tcp_and_udp_in_both_families() {
 #[test]
 fn each_address_of_the_node_serves_node_ports_of_policy_local_over_maps() {
     lab::test(|| {
-        let maps = Maps::new(Services::dual());
+        let maps = Maps::serving(Services::dual());
         for (v4, v6) in [
             ("203.0.113.1", "2001:db8:113::1"),
             ("192.0.2.1", "2001:db8:2::1"),

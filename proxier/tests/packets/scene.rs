@@ -92,7 +92,7 @@ impl Subject for Nftables {
     }
 
     fn start(form: ServiceAddresses, packets: &FilterConfig, _: &TempDir) -> Proxier<Self> {
-        Proxier::of(Nftables::open(packets.clone(), &[]).unwrap(), plan(form))
+        Proxier::of(Self::open(packets.clone(), &[]).unwrap(), plan(form))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::dataplane::ipvs::fake::{FakeKernel, Fault};
 use crate::dataplane::ipvs::observed::{Carrier, Connections, ObservedServer};
 use crate::dataplane::ipvs::op::AddressForm;
 use crate::plan::frontend::Frontend;
-use crate::plan::{FrontendKind, NodePortAddresses, ServiceAddresses, example};
+use crate::plan::{FrontendKind, ServiceAddresses, example};
 
 const CLUSTER_IP: [u8; 4] = [10, 96, 0, 1];
 const NODE: [u8; 4] = [172, 18, 0, 2];
@@ -22,11 +22,9 @@ const OF_OTHERS: [([u8; 4], u16); 2] = [(NODE, 443), ([192, 0, 2, 7], 443)];
 fn config() -> PlanConfig {
     PlanConfig {
         node_name: "here".into(),
-        scheduler: "rr".into(),
-        node_port_addresses: NodePortAddresses::default(),
-        has_localhost_node_ports: false,
         service_addresses: ServiceAddresses::Loopback,
         drain: Duration::from_secs(60),
+        ..PlanConfig::default()
     }
 }
 

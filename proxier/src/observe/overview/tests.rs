@@ -114,7 +114,7 @@ fn head(problems: &[Problem]) -> HeadFacts {
         },
         verdict: HealthVerdict {
             is_fresh: true,
-            is_node_eligible: true,
+            ineligible: None,
             reasons: Vec::new(),
         },
         api: ApiView {

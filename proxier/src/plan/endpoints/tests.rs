@@ -360,7 +360,7 @@ fn the_most_exact_weight_rule_wins() {
         zones: [("a", 40), ("b", 50)]
             .map(|(name, weight)| (name.into(), weight))
             .into(),
-        near: [(Hostname, 55), (Zone, 56), (Region, 57)].into(),
+        near: [(TopologyKey::Hostname, 55), (TopologyKey::Zone, 56)].into(),
         default: 60,
     };
     let endpoints = [
@@ -376,9 +376,14 @@ fn the_most_exact_weight_rule_wins() {
     Scene::new(&endpoints)
         .weights(weights())
         .expect(all, "1*10 2*20 5*30");
-    // If the slice names no zone, a local endpoint is in this node's zone.
+    // This node is more exact than its zone, which a local endpoint is in if the slice names none.
     let mut of_zones = weights();
     of_zones.nodes = [].into();
+    Scene::new(&["5 @here", "6 @there"])
+        .weights(of_zones)
+        .expect("5*55 6*60", "5*55");
+    let mut of_zones = weights();
+    (of_zones.nodes, of_zones.near) = ([].into(), [].into());
     Scene::new(&["5 @here", "6 @there"])
         .weights(of_zones)
         .expect("5*40 6*60", "5*40");

@@ -70,7 +70,7 @@ fn node_ports_stay_while_the_next_process_does_not_know_the_node() {
     let primary = |kernel| {
         let mut proxier = proxier(kernel, &ledger);
         proxier.cluster.planner = Planner::new(PlanConfig {
-            node_port_addresses: NodePortAddresses::Primary,
+            node_port_addresses: crate::plan::NodePortAddresses::Primary,
             ..proxier.cluster.planner.config().clone()
         });
         proxier

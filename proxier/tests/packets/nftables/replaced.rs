@@ -78,8 +78,8 @@ fn of_100000_new_connections_none_reaches_an_endpoint_that_is_gone() {
             let endpoints = LISTS[list % LISTS.len()].0;
             Services::dual().edit("web", |web| *web = web.clone().endpoints(endpoints))
         };
-        let mut maps = Maps::new(web(0));
-        let Maps { cluster, proxier } = &mut maps;
+        let mut maps = Maps::serving(web(0));
+        let (cluster, proxier) = (&maps.cluster, &mut maps.proxier);
         for timeout in TIMEOUTS {
             let setting = format!("net.netfilter.nf_conntrack_{timeout}=1");
             cluster.node.exec(&["/usr/sbin/sysctl", "-q", &setting]);

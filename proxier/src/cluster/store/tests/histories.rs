@@ -239,12 +239,17 @@ fn annotations() -> impl Strategy<Value = Annotations> {
         vec((cidr(), any::<u16>()), 0..3),
         named(),
         named(),
+        any::<Option<u16>>(),
         any::<u16>(),
     );
-    let weights = weights.prop_map(|(addresses, nodes, zones, default)| Weights {
+    let weights = weights.prop_map(|(addresses, nodes, zones, region, default)| Weights {
         addresses: addresses.into(),
         nodes,
         zones,
+        near: region
+            .map(|weight| (TopologyKey::Region, weight))
+            .into_iter()
+            .collect(),
         default,
     });
     let keys = vec(select(&TopologyKey::ALL[..]), 1..4).prop_map(Vec::into);
