@@ -44,7 +44,7 @@ mod inbox;
 mod kernel_setup;
 
 use inbox::{Inbox, send_changes_of_addresses, send_changes_of_machine};
-use kernel_setup::{init_only, kernel_settings, set_ipvs_timeouts};
+use kernel_setup::{init_only, kernel_settings, set_ipvs_timeouts, tell_idle_timeout};
 
 /// Flags of `run`.
 #[derive(Args, Debug)]
@@ -167,6 +167,7 @@ impl Flags {
         let _lock = NamespaceLock::acquire()?;
         let setup = start.setup;
         set_ipvs_timeouts(&mut linux, setup);
+        tell_idle_timeout(&mut linux);
         let packets = self.packets(&mut linux, setup)?;
         let inbox = Inbox::open(start.resolved)?;
         tracing::info!("programming IPVS for node {}", setup.plan.node_name);

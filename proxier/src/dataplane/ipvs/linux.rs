@@ -125,6 +125,14 @@ impl Linux {
     pub fn set_ipvs_timeouts(&mut self, timeouts: &ipvs::Timeouts) -> Result<(), Failure> {
         Ok(self.ipvs.set_timeouts(timeouts)?)
     }
+
+    /// Returns the timeouts of IPVS.
+    ///
+    /// # Errors
+    /// If the kernel cannot be read.
+    pub fn ipvs_timeouts(&mut self) -> Result<ipvs::Timeouts, Failure> {
+        Ok(self.ipvs.timeouts()?)
+    }
 }
 
 /// The addresses of a machine without IPVS.
