@@ -1,5 +1,7 @@
 //! Our table in the kernel.
 
+use std::borrow::Borrow;
+
 use netlink::attr::find;
 use netlink::transport::{RequestError, Transport, protocols};
 use netlink::{Error, Refusal};
@@ -240,7 +242,7 @@ impl RulesClient {
         if commands.is_empty() {
             return Ok(());
         }
-        self.commit(Base::Existing, || commands.iter().cloned())
+        self.commit(Base::Existing, || commands.iter())
     }
 
     /// Replaces the kernel's table in one transaction.
@@ -255,45 +257,43 @@ impl RulesClient {
         self.commit(base, || table.creation())
     }
 
-    /// Creates the table of `frame` and of `parts`, in transactions of bounded size. A packet sees all rules or none: the
-    /// chains of `frame` at hooks come with the last transaction. Calls `each` with every command, in order.
+    /// Creates the table of `frame` and of what `pieces` add to it, in transactions of bounded size. A packet sees all rules
+    /// or none: the chains of `frame` at hooks come with the last transaction. Calls `each` with every command, in order.
     ///
-    /// `parts` have the sets of `frame`, with elements, and chains of their own. A table that exists is deleted first,
-    /// and its rules with it, so this is for a missing one. If a transaction fails, what those before it wrote stays, and
-    /// has no effect; [`RulesClient::difference`] finds it. If [`RulesClient::generation`] is `None` afterwards, another
-    /// program's transaction came between, which may have changed it.
+    /// A table that exists is deleted first, and its rules with it, so this is for a missing one. If a transaction fails,
+    /// what those before it wrote stays, and has no effect; [`RulesClient::difference`] finds it. If
+    /// [`RulesClient::generation`] is `None` afterwards, another program's transaction came between, which may have
+    /// changed it.
     ///
     /// # Errors
     /// Those of the kernel.
     pub fn create(
         &mut self,
         frame: &Table,
-        parts: impl IntoIterator<Item = Table>,
+        pieces: impl IntoIterator<Item = Vec<Command>>,
         mut each: impl FnMut(&Command),
     ) -> Result<(), TransactionError> {
         let mut hidden = frame.clone();
         hidden.chains.retain(|_, chain| chain.hook.is_none());
         let mut base = Base::New(self.existing_arp()?);
         let mut is_alone = true;
-        let mut commit = |commands: &mut Vec<Command>| {
+        let mut commit = |commands: &[Command]| {
             commands.iter().for_each(&mut each);
-            self.commit(base, || commands.iter().cloned())?;
-            commands.clear();
+            self.commit(base, || commands.iter())?;
             base = Base::Existing;
             is_alone &= self.generation.is_some();
             Ok::<_, TransactionError>(())
         };
         let mut waiting: Vec<Command> = hidden.creation().collect();
-        for part in parts {
-            for command in hidden.additions(&part) {
-                waiting.push(command);
-                if waiting.len() == MOST_COMMANDS {
-                    commit(&mut waiting)?;
-                }
+        for piece in pieces {
+            waiting.extend(piece);
+            while waiting.len() >= MOST_COMMANDS {
+                commit(&waiting[..MOST_COMMANDS])?;
+                waiting.drain(..MOST_COMMANDS);
             }
         }
         waiting.extend(hidden.additions(frame));
-        commit(&mut waiting)?;
+        commit(&waiting)?;
         if !is_alone {
             self.generation = None;
         }
@@ -313,7 +313,7 @@ impl RulesClient {
     pub fn delete(&mut self) -> Result<(), TransactionError> {
         let arp = self.existing_arp()?;
         for base in [Base::Emptied(arp), Base::Deleted(arp)] {
-            match self.commit(base, std::iter::empty) {
+            match self.commit(base, std::iter::empty::<Command>) {
                 Err(TransactionError::NoNfTables) => return Ok(()),
                 other => other?,
             }
@@ -321,7 +321,7 @@ impl RulesClient {
         Ok(())
     }
 
-    fn commit<I: Iterator<Item = Command>>(
+    fn commit<I: Iterator<Item: Borrow<Command>>>(
         &mut self,
         base: Base,
         commands: impl Fn() -> I,
@@ -357,7 +357,7 @@ impl RulesClient {
             }
             let command = subject.into_iter().next().and_then(|at| commands().nth(at));
             return Err(TransactionError::Refused {
-                command: self.describe(command.as_ref()),
+                command: self.describe(command.as_ref().map(Borrow::borrow)),
                 refusal,
             });
         }

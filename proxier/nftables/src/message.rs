@@ -1,5 +1,6 @@
 //! The netlink messages of a transaction.
 
+use std::borrow::Borrow;
 use std::net::SocketAddr;
 use std::ops::Range;
 
@@ -56,12 +57,14 @@ pub(crate) enum Grouping {
 
 impl Grouping {
     /// Returns whether one message can carry the commands `group` and `next`.
-    fn admits(self, group: &[Command], next: &Command) -> bool {
+    fn admits(self, group: &[impl Borrow<Command>], next: &Command) -> bool {
         let Some(first) = group.first() else {
             return true;
         };
         match self {
-            Self::ManyElements => group.len() < ELEMENTS_PER_MESSAGE && fit_together(first, next),
+            Self::ManyElements => {
+                group.len() < ELEMENTS_PER_MESSAGE && fit_together(first.borrow(), next)
+            }
             Self::OneCommand => false,
         }
     }
@@ -79,7 +82,7 @@ pub(crate) struct Transaction {
 pub(crate) fn transaction(
     table: &str,
     base: Base,
-    commands: impl IntoIterator<Item = Command>,
+    commands: impl IntoIterator<Item: Borrow<Command>>,
     generation: Option<u32>,
     grouping: Grouping,
 ) -> Result<Transaction> {
@@ -107,7 +110,7 @@ pub(crate) fn transaction(
     }
     let mut group = Vec::new();
     for command in commands {
-        if !grouping.admits(&group, &command) {
+        if !grouping.admits(&group, command.borrow()) {
             encoder.commands(&group)?;
             group.clear();
         }
@@ -240,10 +243,10 @@ impl Encoder<'_> {
     }
 
     /// Encodes commands that [fit together](fit_together).
-    fn commands(&mut self, commands: &[Command]) -> Result<()> {
+    fn commands(&mut self, commands: &[impl Borrow<Command>]) -> Result<()> {
         let subject = self.encoded..self.encoded + commands.len();
         self.encoded = subject.end;
-        let Some(first) = commands.first() else {
+        let Some(first) = commands.first().map(Borrow::borrow) else {
             return Ok(());
         };
         self.family = match first {
@@ -257,7 +260,7 @@ impl Encoder<'_> {
     fn command(
         &mut self,
         first: &Command,
-        commands: &[Command],
+        commands: &[impl Borrow<Command>],
         subject: Range<usize>,
     ) -> Result<()> {
         let table = self.table;
@@ -389,21 +392,28 @@ const TYPEOF_CT_ID_META_MARK: &[u8] = &[
     6, 4, 0, 0, 0, 0, // no intervals
 ];
 
-fn write_elements(writer: &mut Writer<'_>, table: &str, set: &str, commands: &[Command]) {
+fn write_elements(
+    writer: &mut Writer<'_>,
+    table: &str,
+    set: &str,
+    commands: &[impl Borrow<Command>],
+) {
     writer.string(NFTA_SET_ELEM_LIST_TABLE, table);
     writer.string(NFTA_SET_ELEM_LIST_SET, set);
     writer.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
         for command in commands {
-            list.nested(NFTA_LIST_ELEM, |writer| match command.in_its_table() {
-                Command::AddElement(_, element) => {
-                    write_element(writer, &element.key, &element.verdict.clone().into());
+            list.nested(NFTA_LIST_ELEM, |writer| {
+                match command.borrow().in_its_table() {
+                    Command::AddElement(_, element) => {
+                        write_element(writer, &element.key, &element.verdict.clone().into());
+                    }
+                    Command::AddTarget(_, key, target) => {
+                        write_element(writer, key, &Data::Target(*target));
+                    }
+                    Command::DeleteElement(_, key) => write_element(writer, key, &Data::None),
+                    // `fit_together` admits no other command.
+                    _ => {}
                 }
-                Command::AddTarget(_, key, target) => {
-                    write_element(writer, key, &Data::Target(*target));
-                }
-                Command::DeleteElement(_, key) => write_element(writer, key, &Data::None),
-                // `fit_together` admits no other command.
-                _ => {}
             });
         }
     });

@@ -226,7 +226,9 @@ impl Dataplane for Nftables {
             keys.filter_map(|element| frontend(&element.key))
         });
         let plans = planned.desired().frontends.iter();
-        let external = plans.filter(|(_, plan)| plan.profile.access.scope != Scope::Internal);
+        let external = plans.filter(|(frontend, plan)| {
+            plan.profile.access.scope != Scope::Internal && !frontend.needs_relay()
+        });
         let external = external.map(|(frontend, _)| *frontend);
         let served = found.into_iter().flatten().chain(external);
         let addresses = planned.earlier_node_ports(served.map(|it| (it.address, it.port)));

@@ -10,7 +10,7 @@ use crate::cluster::model::{Cidr, Family, Networks};
 mod part;
 mod view;
 
-pub(super) use part::{Changes, Part, Parts};
+pub(super) use part::{Additions, Changes, Part, Parts};
 pub(super) use view::PlanView;
 
 pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];

@@ -32,15 +32,11 @@ fn frame() -> Table {
     table
 }
 
-/// Returns the elements of one part.
-fn part(number: u16) -> Table {
-    let mut table = Table::default();
-    let mut set = Set::new(PORTS, [KeyType::Port], SetKind::Verdicts);
-    for port in 1 + number * PART..=(number + 1) * PART {
-        set.insert(element(port, "dropped"));
-    }
-    table.add_set(set);
-    table
+/// Returns the commands of one part.
+fn part(number: u16) -> Vec<Command> {
+    let ports = 1 + number * PART..=(number + 1) * PART;
+    let elements = ports.map(|port| Command::AddElement(PORTS.into(), element(port, "dropped")));
+    elements.collect()
 }
 
 fn element(port: u16, chain: &str) -> Element {
@@ -52,12 +48,8 @@ fn element(port: u16, chain: &str) -> Element {
 
 fn whole() -> Table {
     let mut table = frame();
-    for number in 0..PARTS {
-        let set = table.sets.get_mut(PORTS).unwrap();
-        part(number).sets[PORTS]
-            .elements()
-            .for_each(|it| set.insert(it));
-    }
+    let parts = (0..PARTS).flat_map(part);
+    parts.for_each(|command| table.apply(&command));
     table
 }
 
@@ -147,8 +139,7 @@ fn a_refused_element_is_named_and_nothing_has_an_effect() {
         let parts = (0..PARTS).map(|number| {
             let mut part = part(number);
             if number == PARTS - 1 {
-                let set = part.sets.get_mut(PORTS).unwrap();
-                set.insert(element(20_000, "missing"));
+                part[1] = Command::AddElement(PORTS.into(), element(20_000, "missing"));
             }
             part
         });

@@ -3,7 +3,7 @@
 //! While the kernel has the table, a round writes the commands of its changes, in one transaction. Otherwise (at the start,
 //! after a refusal, after a change by another program) the kernel's table is read and its differences are written. It is not
 //! replaced: it has the clients of session affinity, and while it is away, no packet of a translated connection is
-//! translated.
+//! translated. If there is none, it is created in several transactions, and only the last one gives it an effect.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -17,7 +17,7 @@ use super::slots::Present;
 use crate::cluster::model::Node;
 use crate::dataplane::ipvs::filter::{FilterConfig, NodeFacts};
 use crate::dataplane::packet_rules::{
-    Changes, HAIRPIN, HEALTH_CHECK_PORTS, LocalClients, Part, Parts, PlanView,
+    Additions, Changes, HAIRPIN, HEALTH_CHECK_PORTS, LocalClients, Part, Parts, PlanView,
 };
 use crate::plan::frontend::Frontend;
 use crate::plan::{Changed, Desired, FrontendPlan};
@@ -156,23 +156,21 @@ impl ServiceTable {
         table
     }
 
-    /// Returns the rest of the table in pieces: its elements, and the chains that belong to a frontend.
-    pub fn pieces<'a>(&'a self, desired: &'a Desired) -> impl Iterator<Item = Table> + 'a {
-        let sets = chains::sets();
-        let mut subjects = subjects(desired);
+    /// Returns the commands that add the rest of the table to the frame, in pieces.
+    pub fn pieces<'a>(&'a self, desired: &'a Desired) -> impl Iterator<Item = Vec<Command>> + 'a {
+        let mut subjects = subjects(desired).peekable();
         std::iter::from_fn(move || {
-            let (mut piece, mut count) = (None, 0);
-            while count < PARTS_AT_ONCE {
-                let Some(subject) = subjects.next() else {
-                    break;
-                };
-                let piece = piece.get_or_insert_with(|| sets.clone());
+            subjects.peek()?;
+            let (mut piece, mut count) = (Additions::default(), 0);
+            while count < PARTS_AT_ONCE
+                && let Some(subject) = subjects.next()
+            {
                 self.add_parts(subject, PlanView::now(desired), &mut |part| {
-                    part.put_into(piece);
+                    piece.add(part);
                     count += 1;
                 });
             }
-            piece
+            Some(piece.into_commands())
         })
     }
 
@@ -180,24 +178,21 @@ impl ServiceTable {
     ///
     /// A chain that a change leaves without a frontend stays until [`Self::sweep`].
     pub fn follow(&mut self, desired: &Desired, changed: &Changed) {
-        let (then, now) = (PlanView::before(desired, changed), PlanView::now(desired));
-        let (mut old, mut new) = (Parts::new(), Parts::new());
+        let views = [PlanView::before(desired, changed), PlanView::now(desired)];
         let mut addresses = changed.addresses.clone();
         for frontend in changed.frontends.iter().filter(|it| !it.needs_relay()) {
-            let plans = [then, now].map(|view| view.frontend(frontend));
-            self.follow_frontend(*frontend, plans, &mut old, &mut new);
+            self.follow_frontend(*frontend, views.map(|view| view.frontend(frontend)));
             addresses.insert(frontend.address);
         }
-        self.count(desired, changed, &mut old, &mut new);
+        self.count(desired, changed);
         let addresses = addresses.into_iter().map(Subject::Address);
         let local = changed.local_endpoints.iter().copied();
         let ports = changed.health_checks.iter().copied();
         let others = addresses.chain(local.map(Subject::LocalEndpoint));
         for subject in others.chain(ports.map(Subject::HealthCheck)) {
-            self.add_parts(subject, then, &mut |part| _ = old.insert(part.name(), part));
-            self.add_parts(subject, now, &mut |part| _ = new.insert(part.name(), part));
+            let [old, new] = views.map(|view| collect(|add| self.add_parts(subject, view, add)));
+            self.changes.note(old, new);
         }
-        self.changes.note(old, new);
     }
 
     /// Returns whether each frontend may have a counter, which has memory for every processor.
@@ -205,8 +200,9 @@ impl ServiceTable {
         desired.frontends.len() - desired.needing_relay().count() <= self.config.most_counted
     }
 
-    /// Adds the counters of both plans: of the changed frontends, and of all if counting begins or ends.
-    fn count(&mut self, desired: &Desired, changed: &Changed, old: &mut Parts, new: &mut Parts) {
+    /// Notes the counters of both plans: of the changed frontends, and of all if counting begins or ends.
+    fn count(&mut self, desired: &Desired, changed: &Changed) {
+        let (mut old, mut new) = (Parts::new(), Parts::new());
         let is_counting = self.may_count(desired);
         let was_counting = std::mem::replace(&mut self.is_counting, is_counting);
         let all = in_table(desired).map(|(frontend, _)| frontend);
@@ -223,6 +219,7 @@ impl ServiceTable {
                 new.insert(counter.name(), counter);
             }
         }
+        self.changes.note(old, new);
     }
 
     /// Returns the commands of the changes since the last call, for one transaction.
@@ -247,47 +244,42 @@ impl ServiceTable {
         unused.difference(&Table::default())
     }
 
-    /// Gives a frontend the slots of its plan, or none, and adds its parts of both plans.
-    fn follow_frontend(
-        &mut self,
-        frontend: Frontend,
-        [before, after]: [Option<&FrontendPlan>; 2],
-        old: &mut Parts,
-        new: &mut Parts,
-    ) {
-        let order = self.orders.get(&frontend);
-        let had = before.map(|plan| {
-            let served = Served::of(&frontend, plan);
-            (
-                plan,
-                order.map_or(served.clone(), |order| served.in_order(order)),
-            )
-        });
+    /// Gives a frontend the slots of its second plan in place of those of the first.
+    fn follow_frontend(&mut self, frontend: Frontend, plans: [Option<&FrontendPlan>; 2]) {
+        let [before, after] = plans;
+        let had = before.map(|plan| self.served(&frontend, plan));
         let nothing = Present::default();
-        let present = had.as_ref().map_or(&nothing, |(_, served)| &served.slots);
+        let present = had.as_ref().map_or(&nothing, |served| &served.slots);
         let has = self.reorder(frontend, after, present);
-        let addresses = &self.node.addresses;
-        let mut old_route = None;
-        if let Some((plan, served)) = &had {
-            old_route = parts::route(plan, served);
-            let mut add = |part: Part| _ = old.insert(part.name(), part);
-            parts::of_frontend(&frontend, plan, served, addresses, &mut add);
-        }
-        let mut new_route = None;
-        if let Some((plan, served)) = after.zip(has.as_ref()) {
-            new_route = parts::route(plan, served);
-            let mut add = |part: Part| _ = new.insert(part.name(), part);
-            parts::of_frontend(&frontend, plan, served, addresses, &mut add);
+        let [old, new] = [before.zip(had.as_ref()), after.zip(has.as_ref())];
+        let routes = [old, new].map(|it| it.and_then(|(plan, served)| parts::route(plan, served)));
+        let [old_parts, mut new_parts] = [old, new].map(|it| {
+            collect(|add| {
+                if let Some((plan, served)) = it {
+                    parts::of_frontend(&frontend, plan, served, &self.node.addresses, add);
+                }
+            })
+        });
+        let [old_route, new_route] = routes;
+        if let Some((plan, served)) = new {
             let was_sticky = old_route.is_some_and(|route| route.affinity_secs.is_some());
             self.note_leaving(frontend, plan, served, present, was_sticky);
         }
         if old_route != new_route {
             self.leave(old_route);
-            let chains = self.share(new_route.into_iter().collect());
-            for chain in chains {
-                let part = Part::Chain(chain);
-                new.insert(part.name(), part);
-            }
+            let chains = self.share(new_route.into_iter().collect()).into_iter();
+            let chains = chains.map(Part::Chain).map(|part| (part.name(), part));
+            new_parts.extend(chains);
+        }
+        self.changes.note(old_parts, new_parts);
+    }
+
+    /// Returns what the clients of a frontend with this plan get, whose order is remembered.
+    fn served(&self, frontend: &Frontend, plan: &FrontendPlan) -> Served {
+        let served = Served::of(frontend, plan);
+        match self.orders.get(frontend) {
+            Some(order) => served.in_order(order),
+            None => served,
         }
     }
 
@@ -382,10 +374,7 @@ impl ServiceTable {
                 let Some(plan) = view.frontend(&frontend) else {
                     return;
                 };
-                let mut served = Served::of(&frontend, plan);
-                if let Some(order) = self.orders.get(&frontend) {
-                    served = served.in_order(order);
-                }
+                let served = self.served(&frontend, plan);
                 parts::of_frontend(&frontend, plan, &served, &self.node.addresses, add);
                 if self.is_counting {
                     add(parts::counter(&frontend));
@@ -405,6 +394,13 @@ impl ServiceTable {
             }
         }
     }
+}
+
+/// Returns the parts that `add_all` adds.
+fn collect(add_all: impl FnOnce(&mut dyn FnMut(Part))) -> Parts {
+    let mut parts = Parts::new();
+    add_all(&mut |part| _ = parts.insert(part.name(), part));
+    parts
 }
 
 /// Returns all of the plan that has parts of the table.

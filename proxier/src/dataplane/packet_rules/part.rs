@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use ::nftables::{Chain, Element, Key, Table, Value, Verdict};
+use ::nftables::{Chain, Command, Element, Key, Table, Value, Verdict};
 
 /// A part of the tables that a frontend, an address or a link needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,5 +112,53 @@ impl Changes {
             }
         }
         Some(tables.into())
+    }
+}
+
+/// Parts that are added to a table that has their sets.
+#[derive(Debug, Default)]
+pub(in crate::dataplane) struct Additions {
+    /// By the name of the set, because one message adds elements to one set.
+    elements: BTreeMap<&'static str, (Arc<str>, Vec<Command>)>,
+    chains: Vec<Chain>,
+}
+
+impl Additions {
+    /// Adds a part, which is not one of family `arp`.
+    pub(in crate::dataplane) fn add(&mut self, part: Part) {
+        match part {
+            Part::Element(set, element) => {
+                let (name, commands) = self.of_set(set);
+                commands.push(Command::AddElement(name.clone(), element));
+            }
+            Part::Target(map, key, target) => {
+                let (name, commands) = self.of_set(map);
+                commands.push(Command::AddTarget(name.clone(), key, target));
+            }
+            Part::Chain(chain) | Part::ArpChain(chain) => self.chains.push(chain),
+        }
+    }
+
+    fn of_set(&mut self, set: &'static str) -> &mut (Arc<str>, Vec<Command>) {
+        let of_set = self.elements.entry(set);
+        of_set.or_insert_with(|| (set.into(), Vec::new()))
+    }
+
+    /// Returns the commands, in an order that the kernel accepts.
+    pub(in crate::dataplane) fn into_commands(self) -> Vec<Command> {
+        let chains = self.chains.iter();
+        let mut commands: Vec<Command> = chains
+            .map(|chain| Command::AddChain(chain.name.clone(), chain.hook))
+            .collect();
+        commands.extend(self.elements.into_values().flat_map(|(_, added)| added));
+        let rules = self
+            .chains
+            .into_iter()
+            .flat_map(|Chain { name, rules, .. }| {
+                let rules = rules.into_iter();
+                rules.map(move |rule| Command::AddRule(name.clone(), rule))
+            });
+        commands.extend(rules);
+        commands
     }
 }
