@@ -12,6 +12,8 @@ mod carrier;
 mod changes;
 #[path = "survival/daemon.rs"]
 mod daemon;
+#[path = "survival/dataplanes.rs"]
+mod dataplanes;
 #[path = "survival/dice.rs"]
 mod dice;
 #[path = "survival/dns.rs"]
@@ -61,6 +63,7 @@ use lab::net::{Answer, Cluster, Connection};
 use serde_json::json;
 
 use daemon::{Daemon, NFTABLES, virtual_server, web, web_key};
+use dataplanes::Kernel;
 use dice::Dice;
 
 /// Pods of node-a, as [`Daemon::endpoints`] names them.
@@ -103,19 +106,9 @@ impl Connections {
     }
 }
 
-/// Starts a daemon that serves pod1 and pod2, and opens connections to both.
+/// Starts a daemon with IPVS that serves pod1 and pod2, and opens connections to both.
 fn serving(flags: &[&str]) -> (Cluster, Daemon, Connections) {
-    let cluster = Cluster::conformance();
-    let mut daemon = Daemon::new(flags);
-    daemon.endpoints(&[POD1, POD2]);
-    daemon.start();
-    daemon.await_endpoints(&[POD1, POD2]);
-    // The address becomes local after the virtual server is added.
-    daemon.eventually("the Service answers", || {
-        cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some()
-    });
-    let connections = Connections::open(&cluster);
-    (cluster, daemon, connections)
+    Kernel::Ipvs.serving(flags)
 }
 
 /// Flags with which the daemon programs the kernel after each change without delay.

@@ -314,7 +314,8 @@ fn position(hook: Hook) -> Option<(Place, (i32, i32))> {
         Hook::NatPrerouting(_) => (Place::Prerouting, (-100, own)),
         Hook::NatOutput(_) => (Place::Output, (-100, own)),
         Hook::NatPostrouting(_) => (Place::Postrouting, (100, own)),
-        Hook::ArpInput | Hook::ArpOutput => return None,
+        // Its chains mark packets for those of other programs only.
+        Hook::Forward(_) | Hook::ArpInput | Hook::ArpOutput => return None,
     })
 }
 

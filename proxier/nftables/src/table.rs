@@ -51,6 +51,8 @@ pub enum Hook {
     Prerouting(i32),
     /// `type filter hook input`, at this priority.
     Input(i32),
+    /// `type filter hook forward`, at this priority.
+    Forward(i32),
     /// `type filter hook output`, at this priority.
     Output(i32),
     /// `type filter hook postrouting`, at this priority.
@@ -76,6 +78,7 @@ impl Hook {
             // `NF_ARP_IN`, `NF_ARP_OUT`: the family has hooks of its own.
             Self::ArpInput | Self::Prerouting(_) | Self::NatPrerouting(_) => 0,
             Self::ArpOutput | Self::Input(_) => 1,
+            Self::Forward(_) => 2,
             Self::Output(_) | Self::NatOutput(_) => 3,
             Self::Postrouting(_) | Self::NatPostrouting(_) => 4,
         }
@@ -85,6 +88,7 @@ impl Hook {
         match self {
             Self::Prerouting(priority)
             | Self::Input(priority)
+            | Self::Forward(priority)
             | Self::Output(priority)
             | Self::Postrouting(priority)
             | Self::NatPrerouting(priority)
@@ -96,11 +100,8 @@ impl Hook {
 
     pub(crate) fn kind(self) -> &'static str {
         match self {
-            Self::Prerouting(_) | Self::Input(_) | Self::Output(_) | Self::Postrouting(_) => {
-                "filter"
-            }
-            Self::ArpInput | Self::ArpOutput => "filter",
             Self::NatPrerouting(_) | Self::NatOutput(_) | Self::NatPostrouting(_) => "nat",
+            _ => "filter",
         }
     }
 }
@@ -110,6 +111,7 @@ impl fmt::Display for Hook {
         let hook = match self {
             Self::Prerouting(_) | Self::NatPrerouting(_) => "prerouting",
             Self::Input(_) | Self::ArpInput => "input",
+            Self::Forward(_) => "forward",
             Self::Output(_) | Self::NatOutput(_) | Self::ArpOutput => "output",
             Self::Postrouting(_) | Self::NatPostrouting(_) => "postrouting",
         };

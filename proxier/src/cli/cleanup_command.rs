@@ -394,9 +394,10 @@ impl OtherRules {
     fn open() -> anyhow::Result<Self> {
         // Rules are recognised by their comments, so the treatments and the mark are irrelevant.
         let treatments = Treatments {
-            answers: Treatment::Warn,
-            frontends: Treatment::Warn,
-            frontend_mark: 0,
+            forward: Treatment::Warn,
+            input: Treatment::Warn,
+            mark: 0,
+            are_translated: false,
         };
         Ok(Self {
             foreign_chains: ForeignChains::open(treatments)?,

@@ -286,6 +286,7 @@ impl Flags {
             endpoints,
             has_ipvs,
             input_mark: packets.input_accept_bit.map_or(0, MarkBit::mark),
+            forward_mark: packets.forward_accept_bit.map_or(0, MarkBit::mark),
         })?;
         Ok(host::steps(asked, &way, &planned.desired().local_endpoints))
     }

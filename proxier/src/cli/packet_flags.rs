@@ -5,7 +5,8 @@ use std::ops::RangeInclusive;
 use clap::Args;
 
 use super::arp_flag::ArpFlag;
-use super::foreign_chain_flags::InputDropFlags;
+use super::dataplane_flags::DataplaneKind;
+use super::foreign_chain_flags::ForeignChainFlags;
 use crate::cli::config::NodeSettings;
 use crate::dataplane::ipvs::filter::FilterConfig;
 
@@ -28,7 +29,7 @@ pub(super) struct PacketFlags {
     pub(super) service_metrics_limit: usize,
 
     #[command(flatten)]
-    pub(super) input: InputDropFlags,
+    pub(super) foreign: ForeignChainFlags,
 
     #[command(flatten)]
     pub(super) arp: ArpFlag,
@@ -52,14 +53,19 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
 }
 
 impl PacketFlags {
-    /// Returns the configuration of the packet rules.
+    /// Returns the configuration of the packet rules of this dataplane.
     ///
     /// # Errors
     /// If two settings name the same bit.
-    pub(super) fn config(&self, settings: &NodeSettings) -> anyhow::Result<FilterConfig> {
-        let input_accept_bit = self.input.accept_bit();
+    pub(super) fn config(
+        &self,
+        settings: &NodeSettings,
+        kind: DataplaneKind,
+    ) -> anyhow::Result<FilterConfig> {
+        let [input_accept_bit, forward_accept_bit] = self.foreign.accept_bits(kind);
+        let masquerade_bit = Some(settings.masquerade_bit);
         anyhow::ensure!(
-            input_accept_bit != Some(settings.masquerade_bit),
+            ![input_accept_bit, forward_accept_bit].contains(&masquerade_bit),
             "--input-accept-bit must differ from --iptables-masquerade-bit"
         );
         Ok(FilterConfig {
@@ -68,6 +74,7 @@ impl PacketFlags {
             local_mode: settings.local_mode.clone(),
             answer_ping: self.answer_ping,
             input_accept_bit,
+            forward_accept_bit,
             hides_arp: self.arp.hides_services(),
             node_ports: self.service_node_port_range.clone(),
             most_counted: self.service_metrics_limit,

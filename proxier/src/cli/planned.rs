@@ -70,7 +70,7 @@ impl PlannedFlags {
 
     /// Returns the configuration of the packet rules.
     pub(super) fn packets(&self, setup: &Setup) -> anyhow::Result<FilterConfig> {
-        self.node.packets.config(&setup.settings)
+        self.node.packets.config(&setup.settings, self.kind(setup))
     }
 
     /// Returns a proxier of this machine's IPVS after it received its complete input.

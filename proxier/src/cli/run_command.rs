@@ -11,7 +11,6 @@ use clap::{Args, ValueEnum};
 use ipvs_netlink::Timeouts;
 
 use super::dataplane_flags::{Chosen, DataplaneFlags, DataplaneKind};
-use super::foreign_chain_flags::ForwardDropFlag;
 use super::serve_flags::ServeFlags;
 use super::takeover_flag::TakeoverFlag;
 use super::{ExcludeFlags, NodeFlags, Setup, StateFlags, cleanup_command, print, process};
@@ -30,7 +29,7 @@ use crate::dataplane::namespace_lock::NamespaceLock;
 use crate::dataplane::nftables::{self, Nftables};
 use crate::host::predecessor::MarkChainUse;
 use crate::host::sysctl::SysctlConfig;
-use crate::host::{ForeignChains, MarkChains, Treatment, Treatments, foreign_chains};
+use crate::host::{ForeignChains, MarkChains, foreign_chains};
 use crate::observe::instruments::{self, Exporter};
 use crate::observe::overview::{Desk, History, Observer, ObserverConfig};
 use crate::observe::serve::{self, BindFailures, Sources};
@@ -60,9 +59,6 @@ pub(super) struct Flags {
 
     #[command(flatten)]
     serve: ServeFlags,
-
-    #[command(flatten)]
-    forward: ForwardDropFlag,
 
     /// Maintain the chain KUBE-MARK-MASQ in iptables' tables nat, for plugins that jump to it (portmap with
     /// externalSetMarkChain, CRI-O before 1.29). kube-proxy always does.
@@ -190,16 +186,8 @@ impl Flags {
         let proxier =
             Proxier::of(dataplane, plan).ignoring_external_ips(settings.ignores_external_ips);
         let equip = |daemon| {
-            let treatments = self.forward.treatments(&self.node.packets.input);
             let rules = (filter::TABLE, rules_port);
-            let daemon = self.equip(
-                daemon,
-                setup,
-                DataplaneKind::Ipvs,
-                rules,
-                (treatments, mark),
-                sender,
-            )?;
+            let daemon = self.equip(daemon, setup, DataplaneKind::Ipvs, rules, mark, sender)?;
             self.succeed(daemon.doing(FormerNftables::open()?), setup)
         };
         let (daemon, code) = self.run_daemon(proxier, DataplaneKind::Ipvs, start, inbox, equip)?;
@@ -218,7 +206,8 @@ impl Flags {
         if setup.settings.ipvs_timeouts != Timeouts::default() {
             tracing::warn!("the timeouts of IPVS have no effect with the dataplane nftables");
         }
-        let packets = self.node.packets.config(&setup.settings)?;
+        let kind = DataplaneKind::Nftables;
+        let packets = self.node.packets.config(&setup.settings, kind)?;
         let mark = packets.masquerade_bit.mark();
         let devices = &self.node.yield_devices;
         let dataplane = Nftables::open(packets.clone(), devices)?.naming(start.owners.clone());
@@ -233,20 +222,8 @@ impl Flags {
         let proxier =
             Proxier::of(dataplane, plan).ignoring_external_ips(setup.settings.ignores_external_ips);
         let equip = |daemon| {
-            let treatments = Treatments {
-                answers: Treatment::Warn,
-                frontends: Treatment::Warn,
-                frontend_mark: 0,
-            };
             let rules = (nftables::TABLE, rules_port);
-            let daemon = self.equip(
-                daemon,
-                setup,
-                DataplaneKind::Nftables,
-                rules,
-                (treatments, mark),
-                sender,
-            )?;
+            let daemon = self.equip(daemon, setup, kind, rules, mark, sender)?;
             let daemon = match former {
                 Some(former) => daemon.doing(former),
                 None => daemon,
@@ -269,10 +246,11 @@ impl Flags {
         setup: &Setup,
         kind: DataplaneKind,
         (table, port): (&'static str, u32),
-        (treatments, mark): (Treatments, u32),
+        mark: u32,
         sender: SyncSender<Message>,
     ) -> anyhow::Result<Daemon<D>> {
         let settings = kernel_settings(&self.sysctl(setup), kind);
+        let treatments = self.node.packets.foreign.treatments(kind);
         let daemon = daemon
             .doing(KernelSettings::new(settings))
             .monitoring_rules(move || {
@@ -443,7 +421,8 @@ impl Flags {
 
     /// Returns the configuration of the packet rules, without the features that the kernel lacks.
     fn packets(&self, linux: &mut Linux, setup: &Setup) -> anyhow::Result<FilterConfig> {
-        let mut packets = self.node.packets.config(&setup.settings)?;
+        let kind = DataplaneKind::Ipvs;
+        let mut packets = self.node.packets.config(&setup.settings, kind)?;
         if packets.hides_arp && !linux.supports_arp_rules()? {
             packets.hides_arp = false;
             tracing::error!(

@@ -82,11 +82,11 @@ impl ChainCheck {
         for chain in &checked.inserted {
             let words = match chain.hook() {
                 ForeignHook::Forward => {
-                    "drops forwarded packets; inserted our rule for the answers of endpoints"
+                    "drops forwarded packets; inserted our rule for packets of Services"
                 }
                 // At the output hook no rule is inserted.
                 ForeignHook::Input | ForeignHook::Output => {
-                    "drops incoming packets; inserted our rule for packets for frontends"
+                    "drops incoming packets; inserted our rule for packets of Services"
                 }
             };
             // Each chain is a kind: lines are limited by kind, so a program that removes our rule from one

@@ -7,6 +7,8 @@
 //!   -102 frontends: address, protocol, port ─▶ pick: draws a slot ─▶ endpoints: the same and the slot ─▶ destination NAT
 //!    -99 new: translated ─▶ sticky ─▶ learn: the client's endpoint, for session affinity
 //!             a service address still ─▶ refuse: unlisted ports
+//!  forward, input
+//!     packets of Services pass chains of other programs (`passing`)
 //!  postrouting
 //!     99 the bit, or an endpoint that connects to itself ─▶ masquerade
 //! ```
@@ -58,6 +60,7 @@ mod drains;
 mod names;
 mod order;
 mod parts;
+mod passing;
 mod pick;
 mod rounded;
 mod rules;

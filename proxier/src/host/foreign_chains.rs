@@ -1,20 +1,26 @@
 //! Our rules in the chains of other programs.
 //!
 //! A packet passes the chains of all tables, and a drop in any of them is final. So no rule in our own
-//! table can prevent the drop by another program's chain, but a rule at the head of that chain can. IPVS
-//! takes requests from the input hook and sends them through the output hook:
+//! table can prevent the drop by another program's chain, but a rule at the head of that chain can. Our rule cannot refer
+//! to the frontends in our table, so our table sets a bit of their packets' marks first, and our rule matches that bit.
+//!
+//! IPVS takes requests from the input hook and sends them through the output hook:
 //!
 //! * The forward hook sees only the answers of endpoints, and only if the client is not a process of this
 //!   node. A chain drops them if its policy is drop (Docker runs `iptables -P FORWARD DROP`).
 //!   kube-proxy inserts its KUBE-FORWARD chain in the same way.
 //! * The input hook sees the packets of clients before IPVS does. A chain drops them by its policy (ufw), or
-//!   by a last rule that drops or rejects every packet (firewalld). Our rule cannot refer to the
-//!   frontends in our table, so our table sets a bit of their packets' marks first
-//!   (`filter/input_accept.rs`), and our rule matches that bit.
-//!
+//!   by a last rule that drops or rejects every packet (firewalld). `filter/input_accept.rs` sets the bit.
 //! * The output hook sees the packets of clients as IPVS sends them to endpoints. A chain that drops them (`ufw default
 //!   deny outgoing`) is only named: our table clears that bit before IPVS, and packets of the node's processes never
 //!   have it, so no rule of ours could match them.
+//!
+//! The dataplane nftables translates packets before these hooks, and `nftables/passing.rs` sets the bit:
+//!
+//! * The forward hook sees requests and answers, except those of processes of this node. Answers of IPVS' connections need
+//!   their rule as well, after a move from there.
+//! * The input hook sees requests for endpoints at addresses of this node.
+//! * The output hook sees requests of processes of this node.
 //!
 //! The other rules of the chain are not interpreted: if one of them accepts these packets already, our
 //! rule is redundant and harmless.
@@ -56,12 +62,14 @@ pub struct ForeignChains {
 /// The treatments of the chains at each hook that drop packets of Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Treatments {
-    /// The treatment of chains at the forward hook that drop the answers of endpoints.
-    pub answers: Treatment,
-    /// The treatment of chains at the input hook that drop packets for frontends.
-    pub frontends: Treatment,
-    /// The mark, one bit, that our table gives packets for frontends.
-    pub frontend_mark: u32,
+    /// The treatment of chains at the forward hook.
+    pub forward: Treatment,
+    /// The treatment of chains at the input hook.
+    pub input: Treatment,
+    /// The mark, one bit, that our table gives packets of Services.
+    pub mark: u32,
+    /// Whether packets are translated before these hooks, so that the forward hook sees requests.
+    pub are_translated: bool,
 }
 
 /// The treatment of a chain that drops packets of Services.
@@ -74,20 +82,23 @@ pub enum Treatment {
 }
 
 impl Treatments {
-    /// Returns what our rules accept at the forward hook and at the input hook.
-    fn accepted(self) -> [Accepted; 2] {
-        let mark = self.frontend_mark;
-        [Accepted::Answers, Accepted::ForFrontends { mark }]
+    /// Returns what our rules in chains at `hook` accept. Without any, such a chain is only reported.
+    fn accepted(self, hook: ForeignHook) -> Vec<Accepted> {
+        let marked = Accepted::Marked { mark: self.mark };
+        match hook {
+            ForeignHook::Forward if self.are_translated => vec![Accepted::Answers, marked],
+            ForeignHook::Forward => vec![Accepted::Answers],
+            ForeignHook::Input => vec![marked],
+            ForeignHook::Output => Vec::new(),
+        }
     }
 
-    /// Returns what our rule in `chain` accepts, and the treatment of `chain` if it drops these packets. Without
-    /// such a rule, the chain is only reported.
-    fn of(self, chain: &ForeignChain) -> (Option<Accepted>, Treatment) {
-        let [answers, frontends] = self.accepted();
-        match chain.hook {
-            ForeignHook::Forward => (Some(answers), self.answers),
-            ForeignHook::Input => (Some(frontends), self.frontends),
-            ForeignHook::Output => (None, Treatment::Warn),
+    /// Returns the treatment of chains at `hook` that drop packets of Services.
+    fn of(self, hook: ForeignHook) -> Treatment {
+        match hook {
+            ForeignHook::Forward => self.forward,
+            ForeignHook::Input => self.input,
+            ForeignHook::Output => Treatment::Warn,
         }
     }
 }
@@ -155,44 +166,56 @@ impl ForeignChains {
         report: &mut ChainReport,
     ) -> Result<(), Error> {
         let rules = self.rules(chain)?;
-        let (accepted, treatment) = self.treatments.of(chain);
         let cause = match chain.hook {
             _ if has_drop_policy => Some(DropCause::Policy),
             // A last rule that drops is usual for host firewalls, whose chains are at these hooks.
             ForeignHook::Forward => None,
             ForeignHook::Input | ForeignHook::Output => rules.final_drop,
         };
-        let wanted = accepted.filter(|_| cause.is_some() && treatment == Treatment::Accept);
-        let comment = wanted.map(Accepted::comment);
+        let accepted = self.treatments.accepted(chain.hook);
+        let inserts = self.treatments.of(chain.hook) == Treatment::Accept;
+        let is_wanted = |comment: &String| {
+            let comments = || accepted.iter().map(|it| it.comment());
+            cause.is_some() && inserts && comments().any(|it| it == *comment)
+        };
         let (kept, superfluous): (Vec<_>, Vec<_>) =
-            (rules.ours.into_iter()).partition(|(_, found)| Some(found) == comment.as_ref());
+            (rules.ours.into_iter()).partition(|(_, found)| is_wanted(found));
         if !superfluous.is_empty() {
             self.delete(chain, &superfluous)?;
             report.removed.push(chain.clone());
         }
-        // The operator's own rule, which the log proposed, is as good as ours.
-        if !kept.is_empty() || rules.has_operators {
-            return Ok(());
-        }
         let Some(cause) = cause else {
             return Ok(());
         };
-        let refusal = match wanted {
-            Some(accepted) => match self.insert(chain, accepted)? {
-                None => {
-                    report.inserted.push(chain.clone());
-                    return Ok(());
-                }
-                Some(refusal) => Some((&refusal).into()),
-            },
-            None => None,
-        };
-        report.dropping.insert(DroppingChain {
+        // The operator's own rule, which the log proposed, is as good as ours.
+        if rules.has_operators {
+            return Ok(());
+        }
+        let are_translated = self.treatments.are_translated;
+        let dropping = |accepted, refusal| DroppingChain {
             chain: chain.clone(),
             cause,
             accepted,
+            are_translated,
             refusal,
-        });
+        };
+        if !inserts || accepted.is_empty() {
+            let accepted = accepted.last().copied();
+            report.dropping.insert(dropping(accepted, None));
+            return Ok(());
+        }
+        let is_missing = |it: &Accepted| !kept.iter().any(|(_, found)| *found == it.comment());
+        let missing: Vec<Accepted> = accepted.iter().copied().filter(is_missing).collect();
+        for &accepted in &missing {
+            if let Some(refusal) = self.insert(chain, accepted)? {
+                let refusal = Some((&refusal).into());
+                report.dropping.insert(dropping(Some(accepted), refusal));
+                return Ok(());
+            }
+        }
+        if !missing.is_empty() {
+            report.inserted.push(chain.clone());
+        }
         Ok(())
     }
 

@@ -25,6 +25,8 @@ pub(crate) struct Traffic {
     pub(crate) has_ipvs: bool,
     /// The mark that our table gives packets at the hook input (`--input-drop=accept`).
     pub(crate) input_mark: u32,
+    /// The mark that our table gives packets at the hook forward (`--forward-drop=accept`); 0 beside IPVS.
+    pub(crate) forward_mark: u32,
 }
 
 /// The facts about the way of these packets.
@@ -107,9 +109,10 @@ impl HostWay {
 
     fn read_drops(&mut self, traffic: &Traffic) -> Result<(), netlink::Error> {
         let warn = Treatments {
-            answers: Treatment::Warn,
-            frontends: Treatment::Warn,
-            frontend_mark: 0,
+            forward: Treatment::Warn,
+            input: Treatment::Warn,
+            mark: 0,
+            are_translated: !traffic.has_ipvs,
         };
         let mut chains = ForeignChains::open(warn)?;
         for (hook, are_answers, all) in self.passed(traffic) {
@@ -177,10 +180,20 @@ impl HostWay {
                     (ForeignHook::Forward, true, answers),
                 ]
             }
-            (true, false) => vec![
-                (ForeignHook::Forward, false, requests(&traffic.device)),
-                (ForeignHook::Forward, true, answers),
-            ],
+            (true, false) => {
+                let marked = |all: Vec<Headers>| {
+                    let mark = traffic.forward_mark;
+                    all.into_iter().map(|it| Headers { mark, ..it }).collect()
+                };
+                vec![
+                    (
+                        ForeignHook::Forward,
+                        false,
+                        marked(requests(&traffic.device)),
+                    ),
+                    (ForeignHook::Forward, true, marked(answers)),
+                ]
+            }
             (false, _) => vec![
                 (ForeignHook::Output, false, requests("")),
                 (ForeignHook::Input, true, answers),

@@ -1,27 +1,51 @@
 //! Another program drops forwarded packets, for example Docker with `iptables -P FORWARD DROP`.
 //!
-//! An accept in one table does not overrule a drop in another. But only the answers of endpoints pass the
-//! forward hook: IPVS takes requests from the input hook and sends them through the output hook. So each
-//! chain with policy drop gets one rule of ours, which accepts answers.
+//! An accept in one table does not overrule a drop in another. So each chain with policy drop gets rules of ours. With
+//! IPVS, only the answers of endpoints pass the forward hook: IPVS takes requests from the input hook and sends them through
+//! the output hook. With nftables, requests pass it too.
 
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use lab::net::Host;
+use proxier::testing::dataplane::ipvs::Ipvs;
+use proxier::testing::dataplane::linux::Linux;
+use proxier::testing::filter::MarkBit;
 use proxier::testing::host::{ChainReport, ForeignChains, Treatment, Treatments};
 
-use super::scene::{Scene, nft};
+use super::scene::{Scene, Subject, nft, with_each_dataplane};
 use super::services::Services;
 use crate::{at, check};
 
-/// Returns a client with this treatment of forward chains, and warnings about input chains.
-fn open(answers: Treatment) -> Result<ForeignChains, netlink::Error> {
+const BIT: MarkBit = MarkBit::INPUT_ACCEPT;
+
+/// Returns a client with this treatment of forward chains beside a dataplane, and warnings about input chains.
+fn open<D: Subject>(forward: Treatment) -> ForeignChains {
     ForeignChains::open(Treatments {
-        answers,
-        frontends: Treatment::Warn,
-        frontend_mark: 1 << 12,
+        forward,
+        input: Treatment::Warn,
+        mark: BIT.mark(),
+        are_translated: D::TRANSLATES,
     })
+    .unwrap()
+}
+
+/// Returns a scene whose table marks packets for our rules, if they need it.
+fn marking<D: Subject>() -> Scene<D> {
+    Scene::configured(Services::dual(), D::FORM, |config| {
+        config.forward_accept_bit = D::TRANSLATES.then_some(BIT);
+    })
+}
+
+/// Returns the beginnings of our rules in a chain of nft, in their order.
+fn rules<D: Subject>() -> Vec<&'static str> {
+    let answers = "ct direction reply ct state established,related accept";
+    let marked = "meta mark & 0x00001000 == 0x00001000 accept";
+    match D::TRANSLATES {
+        true => vec![marked, answers],
+        false => vec![answers],
+    }
 }
 
 /// Returns a foreign chain with policy drop and `rules`. It counts requests.
@@ -48,7 +72,7 @@ fn drop_by_iptables(node: &Host) {
 }
 
 /// Asserts that clients of every kind reach every kind of Service.
-fn all_clients_receive_answers(scene: &mut Scene) {
+fn all_clients_receive_answers<D: Subject>(scene: &mut Scene<D>) {
     let both = ["pod1/client", "podB1/client"];
     let masqueraded = ["pod1/node", "podB1/node"];
     let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
@@ -90,7 +114,7 @@ fn all_clients_receive_answers(scene: &mut Scene) {
 }
 
 /// Asserts that only processes of the node reach Services.
-fn only_the_node_receives_answers(scene: &Scene) {
+fn only_the_node_receives_answers<D: Subject>(scene: &Scene<D>) {
     let cluster_ip = at("10.96.1.1", "fd00:10:96::1", 80, 53);
     check(scene, "node", &cluster_ip, &["pod1/node", "podB1/node"]);
     let local = at("198.51.100.4", "2001:db8:51::4", 80, 53);
@@ -123,82 +147,121 @@ fn one_rule_for_established_connections_is_enough_for_all_clients() {
     });
 }
 
-#[test]
-fn without_a_rule_for_established_connections_only_the_node_receives_answers() {
-    lab::test(|| {
-        let scene = Scene::new(Services::dual());
-        scene.nft(&policy_drop("inet others", "forward", ""));
-        let mut forwarding = open(Treatment::Warn).unwrap();
-        assert_eq!(forwarding.apply().unwrap().dropping.len(), 1);
-        only_the_node_receives_answers(&scene);
-    });
+with_each_dataplane!(
+    without_a_rule_for_established_connections_only_the_node_receives_answers,
+    a_dropping_chain_of_nft_gets_a_rule_for_answers,
+    a_dropping_chain_of_iptables_gets_a_rule_that_iptables_reads,
+    a_policy_of_docker_opens_for_services_only,
+);
+
+fn without_a_rule_for_established_connections_only_the_node_receives_answers<D: Subject>() {
+    let scene = marking::<D>();
+    scene.nft(&policy_drop("inet others", "forward", ""));
+    let mut forwarding = open::<D>(Treatment::Warn);
+    assert_eq!(forwarding.apply().unwrap().dropping.len(), 1);
+    only_the_node_receives_answers(&scene);
 }
 
-#[test]
-fn a_dropping_chain_of_nft_gets_a_rule_for_answers() {
-    lab::test(|| {
-        let mut scene = Scene::new(Services::dual());
-        scene.nft(&policy_drop("inet others", "forward", ""));
-        let mut forwarding = open(Treatment::Accept).unwrap();
+fn a_dropping_chain_of_nft_gets_a_rule_for_answers<D: Subject>() {
+    let mut scene = marking::<D>();
+    scene.nft(&policy_drop("inet others", "forward", ""));
+    let mut forwarding = open::<D>(Treatment::Accept);
+    assert_eq!(
+        tables_with_new_rule(&forwarding.apply().unwrap()),
+        ["inet others"]
+    );
+    all_clients_receive_answers(&mut scene);
+    let outside = "tcp 10.244.1.2:8080".to_owned();
+    check(&scene, "ext", &[outside], &["timeout"]);
+
+    let list = ["/usr/sbin/nft", "list", "table", "inet", "others"];
+    let listed = scene.client("node").exec(&list);
+    for rule in rules::<D>() {
+        let rule = format!("{rule} comment \"ipvs-proxier: ");
+        assert_eq!(listed.matches(&rule).count(), 1, "{listed}");
+    }
+}
+
+fn a_dropping_chain_of_iptables_gets_a_rule_that_iptables_reads<D: Subject>() {
+    let mut scene = marking::<D>();
+    let mut forwarding = open::<D>(Treatment::Accept);
+    if !Path::new("/proc/net/ip_tables_names").exists() {
+        // iptables does not work on this kernel, so the rule is in nft's syntax.
+        scene.nft(&policy_drop("ip filter", "FORWARD", ""));
         assert_eq!(
             tables_with_new_rule(&forwarding.apply().unwrap()),
-            ["inet others"]
+            ["ip filter"]
         );
-        all_clients_receive_answers(&mut scene);
-        let outside = "tcp 10.244.1.2:8080".to_owned();
-        check(&scene, "ext", &[outside], &["timeout"]);
+        return all_clients_receive_answers(&mut scene);
+    }
+    drop_by_iptables(scene.client("node"));
+    let before = saved(scene.client("node"));
+    let report = forwarding.apply().unwrap();
+    assert_eq!(tables_with_new_rule(&report), ["ip filter", "ip6 filter"]);
+    all_clients_receive_answers(&mut scene);
 
-        let list = ["/usr/sbin/nft", "list", "table", "inet", "others"];
-        let listed = scene.client("node").exec(&list);
-        let rule =
-            "ct direction reply ct state established,related accept comment \"ipvs-proxier: ";
-        assert_eq!(listed.matches(rule).count(), 1, "{listed}");
-    });
+    let node = scene.client("node");
+    for program in ["/usr/sbin/iptables-nft", "/usr/sbin/ip6tables-nft"] {
+        let listed = node.exec(&[program, "-S", "FORWARD"]);
+        let lines: Vec<&str> = listed.lines().collect();
+        let answers = "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY \
+                           -m comment --comment \"ipvs-proxier: answers of endpoints\" -j ACCEPT";
+        let marked = "-A FORWARD -m mark --mark 0x1000/0x1000 -m comment \
+                          --comment \"ipvs-proxier: packets for frontends, mark 0x1000\" -j ACCEPT";
+        let ours = match D::TRANSLATES {
+            true => vec!["-P FORWARD DROP", marked, answers],
+            false => vec!["-P FORWARD DROP", answers],
+        };
+        assert_eq!(lines[..ours.len()], ours);
+        // iptables can still change the table.
+        let more: Vec<&str> = "-A FORWARD -p udp --dport 123 -j ACCEPT"
+            .split(' ')
+            .collect();
+        node.exec(&[&[program][..], &more].concat());
+        let last = format!("-D FORWARD {}", ours.len() + 1);
+        let delete: Vec<&str> = last.split(' ').collect();
+        node.exec(&[&[program][..], &delete].concat());
+    }
+    // The rule is recognised after iptables saved and restored it.
+    let save = "/usr/sbin/iptables-nft-save > $0; /usr/sbin/iptables-nft-restore < $0";
+    let file = tempfile::NamedTempFile::new().unwrap();
+    node.exec(&["/bin/sh", "-c", save, file.path().to_str().unwrap()]);
+    assert_eq!(forwarding.apply().unwrap(), ChainReport::default());
+    assert_eq!(forwarding.remove_rules().unwrap().len(), 2);
+    assert_eq!(saved(node), before);
 }
 
-#[test]
-fn a_dropping_chain_of_iptables_gets_a_rule_that_iptables_reads() {
-    lab::test(|| {
-        let mut scene = Scene::new(Services::dual());
-        let mut forwarding = open(Treatment::Accept).unwrap();
-        if !Path::new("/proc/net/ip_tables_names").exists() {
-            // iptables does not work on this kernel, so the rule is in nft's syntax.
-            scene.nft(&policy_drop("ip filter", "FORWARD", ""));
-            assert_eq!(
-                tables_with_new_rule(&forwarding.apply().unwrap()),
-                ["ip filter"]
-            );
-            return all_clients_receive_answers(&mut scene);
+/// Docker's chain, which accepts what reaches its published ports, and drops what a user's chain names.
+const DOCKER: &str = "
+    table ip docker {
+        chain prerouting {
+            type nat hook prerouting priority dstnat
+            tcp dport 8088 ip daddr 172.18.0.2 dnat to 10.244.1.4:8080
         }
-        drop_by_iptables(scene.client("node"));
-        let before = saved(scene.client("node"));
-        let report = forwarding.apply().unwrap();
-        assert_eq!(tables_with_new_rule(&report), ["ip filter", "ip6 filter"]);
-        all_clients_receive_answers(&mut scene);
+        chain forward { type filter hook forward priority filter; policy drop; }
+    }";
 
-        let node = scene.client("node");
-        for program in ["/usr/sbin/iptables-nft", "/usr/sbin/ip6tables-nft"] {
-            let listed = node.exec(&[program, "-S", "FORWARD"]);
-            let lines: Vec<&str> = listed.lines().collect();
-            let ours = "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY \
-                        -m comment --comment \"ipvs-proxier: answers of endpoints\" -j ACCEPT";
-            assert_eq!(lines[..2], ["-P FORWARD DROP", ours]);
-            // iptables can still change the table.
-            let more: Vec<&str> = "-A FORWARD -p udp --dport 123 -j ACCEPT"
-                .split(' ')
-                .collect();
-            node.exec(&[&[program][..], &more].concat());
-            let delete: Vec<&str> = "-D FORWARD 3".split(' ').collect();
-            node.exec(&[&[program][..], &delete].concat());
-        }
-        // The rule is recognised after iptables saved and restored it.
-        let save = "/usr/sbin/iptables-nft-save > $0; /usr/sbin/iptables-nft-restore < $0";
-        let file = tempfile::NamedTempFile::new().unwrap();
-        node.exec(&["/bin/sh", "-c", save, file.path().to_str().unwrap()]);
-        assert_eq!(forwarding.apply().unwrap(), ChainReport::default());
-        assert_eq!(forwarding.remove_rules().unwrap().len(), 2);
-        assert_eq!(saved(node), before);
-    });
+/// Connections that another program translated stay subject to its chain.
+fn a_policy_of_docker_opens_for_services_only<D: Subject>() {
+    let scene = marking::<D>();
+    scene.nft(DOCKER);
+    assert_eq!(
+        open::<D>(Treatment::Accept).apply().unwrap().inserted.len(),
+        1
+    );
+    let published = ["tcp 172.18.0.2:8088".to_owned()];
+    check(&scene, "ext", &published, &["timeout"]);
+    // Nor does the mark of another program open anything.
+    scene.nft(
+        "table inet others { chain marks {
+            type filter hook prerouting priority 0; meta mark set 0xffffffff;
+        }; }",
+    );
+    let pod = ["tcp 10.244.1.2:8080".to_owned()];
+    check(&scene, "ext", &published, &["timeout"]);
+    check(&scene, "ext", &pod, &["timeout"]);
+    let load_balancer = ["tcp 198.51.100.2:80".to_owned()];
+    check(&scene, "ext", &load_balancer, &["pod1/node", "podB1/node"]);
 }
 
 /// The rules that iptables saves, without its comments, which contain the time.
@@ -256,7 +319,7 @@ fn the_command_in_the_warning_ends_the_warning() {
     lab::test(|| {
         let node = lab::net::node("node-a");
         let has_iptables = Path::new("/proc/net/ip_tables_names").exists();
-        let mut forwarding = open(Treatment::Warn).unwrap();
+        let mut forwarding = open::<Ipvs<Linux>>(Treatment::Warn);
         let mut assert_ended_by_commands = || {
             let report = forwarding.apply().unwrap();
             for chain in &report.dropping {
@@ -265,7 +328,7 @@ fn the_command_in_the_warning_ends_the_warning() {
                 node.exec(&["/bin/sh", "-c", &format!("PATH=/usr/sbin {command}")]);
             }
             assert_eq!(forwarding.apply().unwrap(), ChainReport::default());
-            let mut accepting = open(Treatment::Accept).unwrap();
+            let mut accepting = open::<Ipvs<Linux>>(Treatment::Accept);
             assert_eq!(accepting.apply().unwrap(), ChainReport::default());
             report.dropping.len()
         };
@@ -286,7 +349,7 @@ fn the_rule_is_inserted_once_and_removed_when_it_is_not_needed() {
     lab::test(|| {
         let node = lab::net::node("node-a");
         let ruleset = || node.exec(&["/usr/sbin/nft", "list", "ruleset"]);
-        let mut forwarding = open(Treatment::Accept).unwrap();
+        let mut forwarding = open::<Ipvs<Linux>>(Treatment::Accept);
         with_each_chain(&node, |table| {
             let before = ruleset();
             let report = forwarding.apply().unwrap();
@@ -298,7 +361,7 @@ fn the_rule_is_inserted_once_and_removed_when_it_is_not_needed() {
 
             // The treatment changes to a warning.
             forwarding.apply().unwrap();
-            let mut warning = open(Treatment::Warn).unwrap();
+            let mut warning = open::<Ipvs<Linux>>(Treatment::Warn);
             let report = warning.apply().unwrap();
             assert_eq!(report.removed.len(), 1);
             assert_eq!(report.dropping.len(), 1);
@@ -336,7 +399,7 @@ fn a_chain_that_only_its_owner_may_change_is_reported() {
                      add chain inet firewalld forward { type filter hook forward priority 0; policy drop; }\n";
         commands.write_all(table.as_bytes()).unwrap();
         commands.flush().unwrap();
-        let mut forwarding = open(Treatment::Accept).unwrap();
+        let mut forwarding = open::<Ipvs<Linux>>(Treatment::Accept);
         let report = loop {
             let report = forwarding.apply().unwrap();
             if report != ChainReport::default() {

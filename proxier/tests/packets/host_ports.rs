@@ -200,6 +200,7 @@ with_each_dataplane!(
     portmap_with_nftables_takes_no_connection_to_a_frontend,
     docker_takes_no_connection_to_a_frontend,
     host_ports_of_sctp_take_no_connection_to_a_frontend,
+    a_host_port_that_is_a_node_port_is_a_conflict,
 );
 
 fn portmap_with_iptables_nft_takes_no_connection_to_a_frontend<D: Subject>() {
@@ -244,6 +245,18 @@ fn host_ports_of_sctp_take_no_connection_to_a_frontend<D: Subject>() {
     check(&scene, "node", &cluster_ip, &["pod1/node", "podB1/node"]);
     let host_ports = sctp("172.18.0.2", "fd00:172:18::2");
     check(&scene, "ext", &host_ports, &["pod3/client"]);
+}
+
+/// The administrator must avoid it. The shield leaves node ports alone, as kube-proxy's; a translation comes first.
+fn a_host_port_that_is_a_node_port_is_a_conflict<D: Subject>() {
+    let scene = Scene::<D>::serving(Services::dual());
+    scene.nft(&nftables_rules().replace("dport 80 ", "dport 30080 "));
+    let node_port = ["tcp 172.18.0.2:30080", "tcp [fd00:172:18::2]:30080"].map(String::from);
+    let winner: &[&str] = match D::TRANSLATES {
+        true => &["pod1/node", "podB1/node"],
+        false => &["pod3/client"],
+    };
+    check(&scene, "ext", &node_port, winner);
 }
 
 /// Returns whether the kernel has iptables. Kernels of `lab kernel --no-iptables` lack it, and run only the

@@ -16,7 +16,7 @@ use proxier::testing::model::TrafficPolicy;
 use proxier::testing::plan::ServiceAddresses;
 
 use super::host_ports;
-use super::scene::{Answers, Clients, Scene};
+use super::scene::{Answers, Clients, Scene, Subject, with_each_dataplane};
 use super::services::{POD_B1, POD2, Port, Service, Services};
 use crate::{at, check};
 
@@ -424,6 +424,36 @@ fn without_a_cluster_cidr_clients_of_this_node_are_inside() {
         check_all(&scene, &[PLAIN[0], elsewhere, PLAIN[2], PLAIN[3], PLAIN[4]]);
     });
 }
+
+/// A network plugin may give a Pod of another node an address in our Node's podCIDRs: its device tells the truth.
+fn a_pod_that_arrives_from_a_link_is_on_another_node<D: Subject>() {
+    let mut scene = Scene::<D>::serving(Services::dual());
+    let node = &mut scene.cluster.node;
+    let [ours, theirs] = ["2", "3"].map(|it| format!("172.20.0.{it}/24 fd00:172:20::{it}/64"));
+    let other = node.link("eth9", &ours, "node-c", &theirs);
+    let pod = other.pod("podC", "10.244.1.77 fd00:244:1::77");
+    // With nftables, the source is decided before the endpoint, so an endpoint here sees this node's address too.
+    let here = if D::TRANSLATES { "node" } else { "pod" };
+    let expected = [format!("pod2/{here}"), "podB1/node".to_owned()];
+    for frontend in [external_ip(), load_balancer(), node_port()].as_flattened() {
+        let (protocol, to) = frontend.split_once(' ').unwrap();
+        let mut answers = Answers::new();
+        for _ in 0..6 * D::ROUNDS {
+            let answer = match protocol {
+                "tcp" => pod.ask_tcp(to),
+                _ => pod.ask_udp(to),
+            };
+            let (backend, source) = (answer.backend(), answer.source());
+            let (backend, source) = (backend.unwrap(), source.unwrap().to_string());
+            let is_kept = ["10.244.1.77", "fd00:244:1::77"].contains(&&*source);
+            let who = if is_kept { "pod" } else { "node" };
+            answers.insert(format!("{backend}/{who}"));
+        }
+        assert_eq!(answers, Answers::from(expected.clone()), "{frontend}");
+    }
+}
+
+with_each_dataplane!(a_pod_that_arrives_from_a_link_is_on_another_node);
 
 /// IPVS' rule for FTP takes packets to unprivileged ports for a persistent virtual server at port 21.
 #[test]

@@ -12,6 +12,7 @@ use lab::net::{Answer, Cluster, Host};
 use serde_json::json;
 
 use super::daemon::Daemon;
+use super::dataplanes::Kernel;
 use super::{AT_ONCE, Connections, POD1, POD2};
 
 /// The frontends of Service `dual`, over TCP and over UDP.
@@ -24,8 +25,14 @@ pub(crate) const ONLY_REPAIRS: [&str; 4] =
 
 /// Returns the network, and a daemon with Services `web` and `dual` that does not run yet.
 pub(crate) fn scene(flags: &[&str]) -> (Cluster, Daemon) {
+    scene_with(Kernel::Ipvs, flags)
+}
+
+/// As [`scene`], with a dataplane.
+pub(crate) fn scene_with(kernel: Kernel, flags: &[&str]) -> (Cluster, Daemon) {
     let cluster = Cluster::conformance();
-    let daemon = Daemon::new(flags);
+    kernel.prepare(&cluster);
+    let daemon = Daemon::new(&kernel.flags(flags));
     daemon.endpoints(&[POD1, POD2]);
     daemon.api.apply(json!({
         "apiVersion": "v1", "kind": "Service",

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use lab::net::{Answer, Cluster};
 
+use super::dataplanes::Kernel;
 use super::{AT_ONCE, daemon::Daemon, serving};
 
 /// The nft command that adds a chain with policy drop to an existing table.
@@ -24,7 +25,7 @@ fn on_node(cluster: &Cluster, command: &str) -> String {
     cluster.node.exec(&[&[&*program][..], &words[1..]].concat())
 }
 
-/// The handle of our rule. The kernel counts handles up for each object added to the table.
+/// The handle of our first rule. The kernel counts handles up for each object added to the table.
 fn handle(cluster: &Cluster) -> u64 {
     let listed = on_node(cluster, "nft -a list chain inet others forward");
     let rule = listed.lines().find(|line| line.contains("ipvs-proxier"));
@@ -44,58 +45,75 @@ fn assert_is_rare(daemon: &Daemon, words: &str, first: Instant) {
 
 #[test]
 fn our_rule_returns_after_flushes_restarts_and_new_tables() {
-    lab::test(|| {
-        // No resync happens during the test.
-        let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1h"]].concat();
-        let (cluster, mut daemon, mut connections) = serving(&flags);
-        let nft = |command: &str| on_node(&cluster, &format!("nft {command}"));
-        let list = || nft("list chain inet others forward");
-        let has_rule = |daemon: &Daemon| {
-            daemon.eventually("the chain has our rule", || list().contains("ipvs-proxier"));
-        };
-        nft("add table inet others");
-        let first = Instant::now();
-        nft(DROP);
-        has_rule(&daemon);
-        connections.assert_alive("a policy of drop");
-        assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
-        assert_eq!(cluster.ext.ask_tcp("10.244.1.2:8080"), Answer::Timeout);
-        for command in ["flush chain inet others forward", "flush table inet others"] {
-            nft(command);
-            has_rule(&daemon);
-            connections.assert_alive(command);
-        }
-        nft("delete table inet others");
-        nft("add table inet others");
-        nft(DROP);
-        has_rule(&daemon);
-        connections.assert_alive("a new table");
+    lab::test(|| our_rules_return(Kernel::Ipvs));
+}
 
-        // If another program keeps flushing the chain, repairs stay rare and are logged once.
-        let (before, start) = (handle(&cluster), Instant::now());
-        while start.elapsed() < Duration::from_secs(3) {
-            nft("flush chain inet others forward");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        has_rule(&daemon);
-        let most = start.elapsed().as_secs() + 2;
-        let repairs = handle(&cluster) - before;
-        assert!((1..=most).contains(&repairs), "{repairs} of {most}");
-        assert_is_rare(&daemon, "inserted our rule", first);
+#[test]
+fn our_rules_return_after_flushes_restarts_and_new_tables_with_nftables() {
+    lab::test(|| our_rules_return(Kernel::Nftables));
+}
 
-        // The rule exists once, stays when the daemon is killed, and `cleanup` removes it.
-        daemon.kill();
-        connections.assert_alive("the daemon is killed");
-        daemon.start();
+fn our_rules_return(kernel: Kernel) {
+    // With nftables, requests pass the forward hook too.
+    let rules = match kernel {
+        Kernel::Ipvs => 1,
+        Kernel::Nftables => 2,
+    };
+    // No resync happens during the test.
+    let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1h"]].concat();
+    let (cluster, mut daemon, mut connections) = kernel.serving(&flags);
+    let nft = |command: &str| on_node(&cluster, &format!("nft {command}"));
+    let list = || nft("list chain inet others forward");
+    let has_rule = |daemon: &Daemon| {
+        daemon.eventually("the chain has our rule", || {
+            list().contains("ipvs-proxier: answers")
+                && (rules == 1 || list().contains("ipvs-proxier: packets"))
+        });
+    };
+    nft("add table inet others");
+    let first = Instant::now();
+    nft(DROP);
+    has_rule(&daemon);
+    connections.assert_alive("a policy of drop");
+    assert!(cluster.pod3.ask_tcp("10.96.1.1:80").backend().is_some());
+    assert_eq!(cluster.ext.ask_tcp("10.244.1.2:8080"), Answer::Timeout);
+    for command in ["flush chain inet others forward", "flush table inet others"] {
+        nft(command);
+        has_rule(&daemon);
+        connections.assert_alive(command);
+    }
+    nft("delete table inet others");
+    nft("add table inet others");
+    nft(DROP);
+    has_rule(&daemon);
+    connections.assert_alive("a new table");
+
+    // If another program keeps flushing the chain, repairs stay rare and are logged once.
+    let (before, start) = (handle(&cluster), Instant::now());
+    while start.elapsed() < Duration::from_secs(3) {
         nft("flush chain inet others forward");
-        has_rule(&daemon);
-        connections.assert_alive("the daemon starts again");
-        assert_eq!(list().matches("ipvs-proxier").count(), 1);
-        daemon.terminate();
-        let output = daemon.command("cleanup").output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        assert_eq!(list(), LISTED);
-    });
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    has_rule(&daemon);
+    let most = start.elapsed().as_secs() + 2;
+    let repairs = (handle(&cluster) - before) / rules;
+    assert!((1..=most).contains(&repairs), "{repairs} of {most}");
+    assert_is_rare(&daemon, "inserted our rule", first);
+
+    // The rule exists once, stays when the daemon is killed, and `cleanup` removes it.
+    daemon.kill();
+    connections.assert_alive("the daemon is killed");
+    daemon.start();
+    nft("flush chain inet others forward");
+    has_rule(&daemon);
+    connections.assert_alive("the daemon starts again");
+    let listed = list();
+    let comments = u64::try_from(listed.matches("ipvs-proxier").count());
+    assert_eq!(comments, Ok(rules), "{listed}");
+    daemon.terminate();
+    let output = daemon.command("cleanup").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(list(), LISTED);
 }
 
 #[test]

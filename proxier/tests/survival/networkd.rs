@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use lab::net::Cluster;
 use tempfile::TempDir;
 
-use super::carrier::{ONLY_REPAIRS, answers, carrier_addresses, routes, scene, sh};
+use super::carrier::{ONLY_REPAIRS, answers, carrier_addresses, routes, scene, scene_with, sh};
+use super::dataplanes::Kernel;
 
 /// Keeps networkd from the other devices of the lab, whose addresses it would delete.
 const OTHERS: (&str, &str) = (
@@ -137,5 +138,34 @@ fn without_the_documented_file_what_networkd_deletes_is_restored_at_once() {
         });
         println!("restored after {:?}", start.elapsed());
         assert!(answers(&cluster.node) && answers(&cluster.pod3));
+    });
+}
+
+/// The dataplane nftables has no device, no address, no route and no routing rule, so networkd finds nothing to delete.
+#[test]
+fn networkd_finds_nothing_of_the_dataplane_nftables() {
+    lab::test(|| {
+        let (cluster, mut daemon) = scene_with(Kernel::Nftables, &ONLY_REPAIRS);
+        let of_kernel = || {
+            let show = "route show table all proto 73; ip";
+            let commands = format!("ip {show} -6 {show} rule; ip -6 rule; ip -oneline link");
+            sh(&cluster, &commands)
+        };
+        let without = of_kernel();
+        daemon.start();
+        daemon.eventually("the Service answers", || answers(&cluster.pod3));
+        assert_eq!(of_kernel(), without);
+        let list = "nft list table inet ipvs-proxier-maps";
+        let table = sh(&cluster, list);
+        for _ in 0..2 {
+            let networkd = Networkd::start(&cluster, &[OTHERS, EVERY_DEVICE]);
+            networkd.ctl(&cluster, "reload");
+            std::thread::sleep(Duration::from_secs(2));
+            assert_eq!(of_kernel(), without);
+            assert_eq!(sh(&cluster, list), table);
+            assert!(answers(&cluster.node) && answers(&cluster.pod3));
+        }
+        let log = daemon.log().replace("repaired=0", "");
+        assert!(!log.contains("repaired"), "{log}");
     });
 }

@@ -14,8 +14,9 @@ use lab::net::{Cluster, Host};
 use serde_json::json;
 
 use super::AT_ONCE;
-use super::carrier::{routes, scene, sh};
+use super::carrier::{routes, scene_with, sh};
 use super::daemon::Daemon;
+use super::dataplanes::Kernel;
 use super::dns::{self, Transport};
 
 /// The addresses of the cache's device: link-local, and those of the cluster's DNS Service.
@@ -68,8 +69,8 @@ impl Drop for Dnsmasq {
     }
 }
 
-/// Writes the rules of node-cache with `iptables` and `ip6tables` of one kind: `nft`, `legacy`.
-fn write_rules(cluster: &Cluster, kind: &str) {
+/// Adds (`-A`) or deletes (`-D`) the rules of node-cache with `iptables` and `ip6tables` of one kind: `nft`, `legacy`.
+fn write_rules(cluster: &Cluster, kind: &str, action: &str) {
     for address in ADDRESSES {
         let program = match address.contains(':') {
             true => format!("ip6tables-{kind}"),
@@ -79,11 +80,11 @@ fn write_rules(cluster: &Cluster, kind: &str) {
             let to = format!("-p {protocol} -d {address} --dport 53");
             let from = format!("-p {protocol} -s {address} --sport 53");
             for rule in [
-                format!("-t raw -A PREROUTING {to} -j NOTRACK"),
-                format!("-t filter -A INPUT {to} -j ACCEPT"),
-                format!("-t raw -A OUTPUT {from} -j NOTRACK"),
-                format!("-t filter -A OUTPUT {from} -j ACCEPT"),
-                format!("-t raw -A OUTPUT {to} -j NOTRACK"),
+                format!("-t raw {action} PREROUTING {to} -j NOTRACK"),
+                format!("-t filter {action} INPUT {to} -j ACCEPT"),
+                format!("-t raw {action} OUTPUT {from} -j NOTRACK"),
+                format!("-t filter {action} OUTPUT {from} -j ACCEPT"),
+                format!("-t raw {action} OUTPUT {to} -j NOTRACK"),
             ] {
                 sh(cluster, &format!("{program} {rule}"));
             }
@@ -159,73 +160,108 @@ fn assert_asks_the_cache(client: &Host) {
     }
 }
 
-/// Returns the addresses of all virtual servers.
-fn virtual_servers() -> Vec<String> {
-    let services = ipvs::Client::open().unwrap().services().unwrap();
-    let addresses = services
-        .iter()
-        .filter_map(|entry| entry.service.key.address());
-    addresses.map(|address| address.to_string()).collect()
+/// Returns whether the kernel has a frontend at an address of the cache.
+fn has_frontend(cluster: &Cluster, kernel: Kernel) -> bool {
+    match kernel {
+        Kernel::Ipvs => {
+            let services = ipvs::Client::open().unwrap().services().unwrap();
+            let addresses = services
+                .iter()
+                .filter_map(|entry| entry.service.key.address());
+            let mut addresses = addresses.map(|address| address.to_string());
+            addresses.any(|address| ADDRESSES.contains(&&*address))
+        }
+        Kernel::Nftables => ["4", "6"].into_iter().any(|family| {
+            let list = format!("nft list map inet ipvs-proxier-maps frontends-{family}");
+            let listed = sh(cluster, &list);
+            ADDRESSES
+                .iter()
+                .any(|address| listed.contains(&format!("{address} . ")))
+        }),
+    }
 }
 
 #[test]
 fn a_local_dns_cache_with_iptables_legacy_keeps_its_addresses_while_its_device_exists() {
-    a_local_dns_cache_keeps_its_addresses("legacy");
+    lab::test(|| a_local_dns_cache_keeps_its_addresses(Kernel::Ipvs, "legacy"));
 }
 
 #[test]
 fn a_local_dns_cache_with_iptables_nft_keeps_its_addresses_while_its_device_exists() {
-    a_local_dns_cache_keeps_its_addresses("nft");
+    lab::test(|| a_local_dns_cache_keeps_its_addresses(Kernel::Ipvs, "nft"));
 }
 
-fn a_local_dns_cache_keeps_its_addresses(iptables: &str) {
-    lab::test(|| {
-        if !std::path::Path::new("/proc/net/ip_tables_names").exists() {
-            // node-cache needs iptables.
-            return;
-        }
-        let (cluster, mut daemon) = scene(&[&AT_ONCE[..], &["--ipvs-sync-period", "1h"]].concat());
-        create_dns_service(&daemon);
-        let pod = ["10.244.1.2", "fd00:244:1::2"];
-        let _server = Dnsmasq::start(&cluster.pod1, ENDPOINT_PORT, &pod, OF_CLUSTER);
-        write_rules(&cluster, iptables);
-        let mut cache = start_cache(&cluster);
-        daemon.start();
-        for is_restarted in [false, true] {
-            daemon.eventually("the node port is served", || {
-                cluster.ext.ask_tcp("172.18.0.2:30080").backend() == Some("pod1")
-            });
-            daemon.eventually("no virtual server is at the addresses of the cache", || {
-                let all = virtual_servers();
-                !all.iter().any(|address| ADDRESSES.contains(&&**address))
-            });
-            // Our packet rules follow the virtual servers.
-            daemon.eventually("the cache answers", || {
-                answers(&cluster.pod3) == OF_CACHE_ONLY
-            });
-            assert_asks_the_cache(&cluster.pod3);
-            assert_asks_the_cache(&cluster.node);
+#[test]
+fn a_local_dns_cache_with_iptables_legacy_keeps_its_addresses_with_nftables() {
+    lab::test(|| a_local_dns_cache_keeps_its_addresses(Kernel::Nftables, "legacy"));
+}
 
-            // The cache is killed, and its device deleted. Its rules stay.
-            cache.kill();
-            sh(&cluster, "ip link del nodelocaldns");
-            let start = Instant::now();
-            daemon.eventually("the addresses are local again", || {
+#[test]
+fn a_local_dns_cache_with_iptables_nft_keeps_its_addresses_with_nftables() {
+    lab::test(|| a_local_dns_cache_keeps_its_addresses(Kernel::Nftables, "nft"));
+}
+
+fn a_local_dns_cache_keeps_its_addresses(kernel: Kernel, iptables: &str) {
+    if !std::path::Path::new("/proc/net/ip_tables_names").exists() {
+        // node-cache needs iptables.
+        return;
+    }
+    let flags = [&AT_ONCE[..], &["--ipvs-sync-period", "1h"]].concat();
+    let (cluster, mut daemon) = scene_with(kernel, &flags);
+    create_dns_service(&daemon);
+    let pod = ["10.244.1.2", "fd00:244:1::2"];
+    let _server = Dnsmasq::start(&cluster.pod1, ENDPOINT_PORT, &pod, OF_CLUSTER);
+    write_rules(&cluster, iptables, "-A");
+    let mut cache = start_cache(&cluster);
+    daemon.start();
+    for is_restarted in [false, true] {
+        daemon.eventually("the node port is served", || {
+            cluster.ext.ask_tcp("172.18.0.2:30080").backend() == Some("pod1")
+        });
+        daemon.eventually("no frontend is at the addresses of the cache", || {
+            !has_frontend(&cluster, kernel)
+        });
+        // Our packet rules follow the virtual servers.
+        daemon.eventually("the cache answers", || {
+            answers(&cluster.pod3) == OF_CACHE_ONLY
+        });
+        assert_asks_the_cache(&cluster.pod3);
+        assert_asks_the_cache(&cluster.node);
+
+        // The cache is killed, and its device deleted. Its rules stay.
+        cache.kill();
+        sh(&cluster, "ip link del nodelocaldns");
+        let start = Instant::now();
+        daemon.eventually("the Service is served again", || {
+            has_frontend(&cluster, kernel)
+        });
+        match kernel {
+            Kernel::Ipvs => daemon.eventually("the addresses are local again", || {
                 let routes = routes(&cluster);
                 ADDRESSES[1..]
                     .iter()
                     .all(|address| routes.contains(address))
-            });
-            eprintln!("after {:?}", start.elapsed());
-            assert_eq!(answers(&cluster.pod3), [OF_CLUSTER; 4]);
-            assert_eq!(answers(&cluster.node), [OF_CLUSTER; 4]);
-            if !is_restarted {
-                cache = start_cache(&cluster);
+            }),
+            // Its rules exempt the packets from connection tracking, and so from NAT, as with kube-proxy's modes that
+            // translate. node-cache removes them when it ends.
+            Kernel::Nftables => {
+                let is_of_cluster = |answer: &String| answer == OF_CLUSTER;
+                assert!(!answers(&cluster.pod3).iter().any(is_of_cluster));
+                write_rules(&cluster, iptables, "-D");
             }
         }
-        let log = daemon.log();
-        assert!(!log.contains("ERROR"), "{log}");
-        let problem = "\"10.96.0.10\": is an address of the device nodelocaldns";
-        assert!(log.matches(problem).count() >= 1, "{log}");
-    });
+        eprintln!("after {:?}", start.elapsed());
+        assert_eq!(answers(&cluster.pod3), [OF_CLUSTER; 4]);
+        assert_eq!(answers(&cluster.node), [OF_CLUSTER; 4]);
+        if !is_restarted {
+            if kernel == Kernel::Nftables {
+                write_rules(&cluster, iptables, "-A");
+            }
+            cache = start_cache(&cluster);
+        }
+    }
+    let log = daemon.log();
+    assert!(!log.contains("ERROR"), "{log}");
+    let problem = "\"10.96.0.10\": is an address of the device nodelocaldns";
+    assert!(log.matches(problem).count() >= 1, "{log}");
 }

@@ -6,6 +6,7 @@ use nftables::{
 
 use super::names::*;
 use super::parts;
+use super::passing;
 use super::pick::{PREPARED, Pick};
 use super::slots::Draw;
 use crate::cluster::model::{Family, Protocol};
@@ -67,14 +68,17 @@ pub(super) fn skeleton(config: &FilterConfig, node: &NodeFacts) -> Table {
             postrouting(config, Some(Match::Translated)),
         ),
         Chain::at("leaving", LEAVING, [clear_bit(config.masquerade_bit)]),
-        Chain::at("arriving", ARRIVING, [clear_bit(config.masquerade_bit)]),
+        Chain::at("arriving", ARRIVING, arriving(config)),
         Chain::new(CLUSTER_IP, cluster_ip(config, node)),
         Chain::new(LOCAL_ONLY, local_only(&clients)),
         Chain::new(INSIDE_ELSEWHERE, clients.elsewhere.clone()),
         Chain::new(NOT_HERE, clients.not_here()),
         Chain::new(MASQUERADE, set_bit(config.masquerade_bit)),
         Chain::new(REFUSE, refuse()),
-    ] {
+    ]
+    .into_iter()
+    .chain(passing::chains(config))
+    {
         table.add_chain(chain);
     }
     for slots in 1..=PREPARED {
@@ -118,9 +122,14 @@ pub(super) fn counters(family: Family) -> Set {
 /// Rejects clients, and decides whether others are masqueraded.
 fn new() -> Vec<Rule> {
     let mut rules = Vec::new();
-    for map in [GUARDED, EXTERNAL_FRONTENDS] {
+    for map in [GUARDED, LOCAL_FRONTENDS] {
         rules.extend(FAMILIES.map(|family| rule([frontend_map(family, map)])));
     }
+    let external = FAMILIES.map(|family| {
+        let to = within(frontend_key(family), EXTERNAL_FRONTENDS.of(family));
+        rule([to, goto(MASQUERADE)])
+    });
+    rules.extend(external);
     let cluster_ip = FAMILIES.map(|it| rule([addressed_to(it, CLUSTER_IPS), goto(CLUSTER_IP)]));
     rules.extend(cluster_ip);
     rules
@@ -172,6 +181,11 @@ fn local_only(clients: &LocalClients) -> Vec<Rule> {
     let pods = clients.perhaps_elsewhere();
     let pods = pods.map(|client| rule([client.clone().into(), goto(INSIDE_ELSEWHERE)]));
     [own].into_iter().chain(pods).collect()
+}
+
+fn arriving(config: &FilterConfig) -> Vec<Rule> {
+    let bits = [Some(config.masquerade_bit), config.input_accept_bit];
+    bits.into_iter().flatten().map(clear_bit).collect()
 }
 
 /// Rejects connections as the kernel answers at a port without a listener, so that clients do not wait.

@@ -10,9 +10,10 @@ pub(super) const FRONTENDS: PerFamily = per_family!("frontends");
 pub(super) const ENDPOINTS: PerFamily = per_family!("endpoints");
 /// The frontends that reject some or all clients, with the chain that does so.
 pub(super) const GUARDED: PerFamily = per_family!("guarded");
-/// The frontends for clients outside the cluster, with the chain that decides about masquerading. At other frontends,
-/// another chain does.
+/// The frontends for clients outside the cluster. Connections to them are masqueraded, except as [`LOCAL_FRONTENDS`] says.
 pub(super) const EXTERNAL_FRONTENDS: PerFamily = per_family!("external");
+/// Those with policy Local, with the chain that decides about masquerading.
+pub(super) const LOCAL_FRONTENDS: PerFamily = per_family!("local");
 /// The frontends with session affinity, with the chain that learns the client's endpoint.
 pub(super) const STICKY: PerFamily = per_family!("sticky");
 /// The endpoint of each client of a frontend with session affinity. Packets add them.

@@ -6,21 +6,21 @@ use std::net::{IpAddr, SocketAddr};
 use nftables::{KeyType, Set, SetKind, Table, Verdict};
 
 use super::names::{
-    CLUSTER_IPS, COUNTED, ENDPOINTS, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, STICKY, learn,
+    CLUSTER_IPS, COUNTED, ENDPOINTS, EXTERNAL_FRONTENDS, FRONTENDS, GUARDED, LOCAL_FRONTENDS,
+    STICKY, learn,
 };
 use super::order::Served;
 use super::pick::Route;
 use super::slots::{self, Present};
 use crate::cluster::model::{Family, TrafficPolicy};
 use crate::dataplane::packet_rules::{
-    LOCAL_ONLY, MASQUERADE, PINGABLE, Part, PerFamily, PlanView, SERVICE_ADDRESSES, guarding,
-    key_of,
+    LOCAL_ONLY, PINGABLE, Part, PerFamily, PlanView, SERVICE_ADDRESSES, guarding, key_of,
 };
 use crate::plan::frontend::Frontend;
 use crate::plan::{Access, Availability, FrontendPlan, Scope};
 
 /// The verdict maps whose keys are frontends.
-const MAPS: [PerFamily; 4] = [FRONTENDS, GUARDED, EXTERNAL_FRONTENDS, STICKY];
+const MAPS: [PerFamily; 4] = [FRONTENDS, GUARDED, LOCAL_FRONTENDS, STICKY];
 
 /// Returns the sets that have elements of frontends, without elements.
 pub(super) fn sets(family: Family) -> impl Iterator<Item = Set> {
@@ -28,7 +28,8 @@ pub(super) fn sets(family: Family) -> impl Iterator<Item = Set> {
     let slot: Vec<KeyType> = frontend.into_iter().chain([KeyType::Mark]).collect();
     let maps = MAPS.map(|name| Set::new(name.of(family), frontend, SetKind::Verdicts));
     let endpoints = Set::new(ENDPOINTS.of(family), slot, SetKind::Targets(family));
-    maps.into_iter().chain([endpoints])
+    let external = Set::new(EXTERNAL_FRONTENDS.of(family), frontend, SetKind::Set);
+    maps.into_iter().chain([endpoints, external])
 }
 
 /// Returns the endpoints of `frontend` in `table`.
@@ -73,10 +74,9 @@ pub(super) fn of_frontend(
         }
     }
     let access = &plan.profile.access;
-    match (access.scope, access.policy) {
-        (Scope::Internal, _) => {}
-        (_, TrafficPolicy::Cluster) => add_to(EXTERNAL_FRONTENDS, Verdict::Goto(MASQUERADE.into())),
-        (_, TrafficPolicy::Local) => add_to(EXTERNAL_FRONTENDS, Verdict::Goto(LOCAL_ONLY.into())),
+    let is_external = access.scope != Scope::Internal;
+    if is_external && access.policy == TrafficPolicy::Local {
+        add_to(LOCAL_FRONTENDS, Verdict::Goto(LOCAL_ONLY.into()));
     }
     if let Some(guarding) = guarding(frontend, access, route.is_some(), node_addresses) {
         add_to(GUARDED, guarding.verdict);
@@ -84,6 +84,10 @@ pub(super) fn of_frontend(
             .chain
             .into_iter()
             .for_each(|it| add(Part::Chain(it)));
+    }
+    if is_external {
+        let external = EXTERNAL_FRONTENDS.of(frontend.family());
+        add(Part::Element(external, key_of(frontend).into()));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The bytes of our rule:
 //!
 //! * `ct direction reply ct state established,related accept` for answers of endpoints,
-//! * `meta mark & MARK == MARK accept` for packets for frontends.
+//! * `meta mark & MARK == MARK accept` for packets that our table marked.
 
 use netlink::attr::{Attribute, Writer, find};
 use netlink::{Error, Refusal};
@@ -52,7 +52,7 @@ pub(super) fn write(writer: &mut Writer<'_>, accepted: Accepted, syntax: Syntax)
             (Syntax::Nft, Accepted::Answers) => {
                 Rule::new([Match::Reply.into(), Match::Established.into(), accept])
             }
-            (Syntax::Nft, Accepted::ForFrontends { mark }) => {
+            (Syntax::Nft, Accepted::Marked { mark }) => {
                 Rule::new([Match::HasMark(mark).into(), accept])
             }
             (Syntax::Iptables, _) => {
@@ -73,7 +73,7 @@ fn write_iptables_match(expressions: &mut Writer<'_>, accepted: Accepted) {
         Accepted::Answers => {
             xt::write_match(expressions, "conntrack", CONNTRACK_REVISION, &conntrack());
         }
-        Accepted::ForFrontends { mark: value } => {
+        Accepted::Marked { mark: value } => {
             xt::write_match(expressions, "mark", MARK_REVISION, &mark(value));
         }
     }

@@ -8,8 +8,8 @@ use crate::host::ChainName;
 pub(crate) enum Accepted {
     /// At the forward hook: answers of endpoints.
     Answers,
-    /// At the input hook: packets for frontends. Our table sets this mark, one bit, before them.
-    ForFrontends {
+    /// Packets of Services. Our table sets this mark, one bit, before them.
+    Marked {
         /// The mark.
         mark: u32,
     },
@@ -51,7 +51,7 @@ impl Accepted {
     pub(super) fn comment(self) -> String {
         match self {
             Self::Answers => ANSWERS.to_owned(),
-            Self::ForFrontends { mark } => format!("{FOR_FRONTENDS}, mark {mark:#x}"),
+            Self::Marked { mark } => format!("{FOR_FRONTENDS}, mark {mark:#x}"),
         }
     }
 
@@ -77,7 +77,7 @@ impl Accepted {
     pub(super) fn iptables_match(self) -> String {
         match self {
             Self::Answers => "-m conntrack --ctstate ESTABLISHED,RELATED".to_owned(),
-            Self::ForFrontends { mark } => format!("-m mark --mark {mark:#x}/{mark:#x}"),
+            Self::Marked { mark } => format!("-m mark --mark {mark:#x}/{mark:#x}"),
         }
     }
 
@@ -85,7 +85,7 @@ impl Accepted {
         match self {
             Self::Answers => "ct state established,related".to_owned(),
             // In a shell, an ampersand would need quotes.
-            Self::ForFrontends { mark } => format!("meta mark and {mark:#x} == {mark:#x}"),
+            Self::Marked { mark } => format!("meta mark and {mark:#x} == {mark:#x}"),
         }
     }
 }
@@ -145,7 +145,7 @@ mod tests {
             let chain = ForeignChain::new(hook, family, table, name);
             let accepted = match hook {
                 Forward => Accepted::Answers,
-                _ => Accepted::ForFrontends { mark: 0x1000 },
+                _ => Accepted::Marked { mark: 0x1000 },
             };
             let command = accepted.command(&chain);
             assert!(command.starts_with(words), "{command}");

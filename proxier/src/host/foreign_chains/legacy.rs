@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use super::Treatments;
-use super::report::START_AGAIN;
+use super::accepted::Accepted;
+use super::chain::ForeignHook;
+use super::report::start_again;
+use super::{Treatment, Treatments};
 use crate::host::legacy_tables;
 
 /// A table `filter` of iptables-legacy that is in use.
@@ -34,22 +36,28 @@ impl fmt::Display for LegacyFilter {
             program,
             treatments,
         } = self;
-        let [answers, frontends] = treatments
-            .accepted()
-            .map(|accepted| accepted.iptables_match());
         write!(
             f,
-            "the table filter of {program} is in use and cannot be read; if its chain FORWARD drops the \
-             answers of endpoints, run `{program} -I FORWARD {answers} -j ACCEPT`; if its chain INPUT drops \
-             packets for frontends, "
+            "the table filter of {program} is in use and cannot be read"
         )?;
-        if treatments.frontends == super::Treatment::Warn {
-            write!(f, "{START_AGAIN} and ")?;
+        for hook in [ForeignHook::Forward, ForeignHook::Input] {
+            let name = hook.iptables_chain();
+            write!(f, "; if its chain {name} drops packets of Services, ")?;
+            let accepted = treatments.accepted(hook);
+            let needs_mark = accepted
+                .iter()
+                .any(|it| matches!(it, Accepted::Marked { .. }));
+            if needs_mark && treatments.of(hook) == Treatment::Warn {
+                write!(f, "{} and ", start_again(hook))?;
+            }
+            let commands = accepted.iter().map(|it| {
+                let matches = it.iptables_match();
+                format!("run `{program} -I {name} {matches} -j ACCEPT`")
+            });
+            f.write_str(&commands.collect::<Vec<_>>().join(" and "))?;
         }
-        write!(
-            f,
-            "run `{program} -I INPUT {frontends} -j ACCEPT`; if its chain OUTPUT drops packets for endpoints, \
-             accept the networks of Pods, nodes and Services in it"
+        f.write_str(
+            "; if its chain OUTPUT drops packets for endpoints, accept the networks of Pods, nodes and Services in it",
         )
     }
 }

@@ -7,7 +7,7 @@ use netlink::Refusal;
 use rustix::io::Errno;
 
 use super::accepted::Accepted;
-use super::chain::ForeignChain;
+use super::chain::{ForeignChain, ForeignHook};
 use super::legacy::LegacyFilter;
 
 /// The result of [`super::ForeignChains::apply`].
@@ -34,6 +34,8 @@ pub struct DroppingChain {
     pub(super) cause: DropCause,
     /// What our rule would accept; `None` at the output hook, for which there is none.
     pub(super) accepted: Option<Accepted>,
+    /// Whether the packets are translated before.
+    pub(super) are_translated: bool,
     /// The kernel's error for our rule; `None` with [`super::Treatment::Warn`].
     pub(super) refusal: Option<RefusedRule>,
 }
@@ -62,36 +64,47 @@ impl From<&Refusal> for RefusedRule {
     }
 }
 
-/// The operator's action that lets our table mark packets for frontends.
-pub(super) const START_AGAIN: &str = "start ipvs-proxier with `--input-drop=accept`";
-
 impl fmt::Display for DroppingChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             chain,
             cause,
             accepted,
+            are_translated,
             refusal,
         } = self;
         let cause = match cause {
             DropCause::Policy => "policy",
             DropCause::LastRule => "last rule",
         };
-        let effect = match accepted {
-            Some(Accepted::Answers) => {
-                "drops forwarded packets by its {cause}; unless one of its rules accepts established \
-                 connections, only processes of this node receive the answers of endpoints; "
-            }
-            Some(Accepted::ForFrontends { .. }) => {
-                "drops incoming packets by its {cause}; unless one of its rules accepts them, only \
-                 processes of this node reach Services; "
-            }
-            None => {
-                "drops outgoing packets by its {cause}; unless one of its rules accepts packets for endpoints, \
-                 no client reaches Services; "
-            }
+        let (packets, effect) = match (chain.hook, are_translated) {
+            (ForeignHook::Forward, false) => (
+                "forwarded packets by its {cause}; unless one of its rules accepts established connections",
+                "only processes of this node receive the answers of endpoints",
+            ),
+            (ForeignHook::Forward, true) => (
+                "forwarded packets by its {cause}; unless one of its rules accepts them",
+                "only processes of this node reach Services",
+            ),
+            (ForeignHook::Input, false) => (
+                "incoming packets by its {cause}; unless one of its rules accepts them",
+                "only processes of this node reach Services",
+            ),
+            (ForeignHook::Input, true) => (
+                "incoming packets by its {cause}; unless one of its rules accepts them",
+                "only processes of this node reach endpoints at addresses of this node",
+            ),
+            (ForeignHook::Output, false) => (
+                "outgoing packets by its {cause}; unless one of its rules accepts packets for endpoints",
+                "no client reaches Services",
+            ),
+            (ForeignHook::Output, true) => (
+                "outgoing packets by its {cause}; unless one of its rules accepts packets for endpoints",
+                "processes of this node do not reach Services",
+            ),
         };
-        write!(f, "{chain} {}", effect.replace("{cause}", cause))?;
+        let packets = packets.replace("{cause}", cause);
+        write!(f, "{chain} drops {packets}, {effect}; ")?;
         if let Some(refusal) = refusal {
             write!(
                 f,
@@ -101,8 +114,8 @@ impl fmt::Display for DroppingChain {
         }
         match (accepted, refusal) {
             // The command needs the mark, which our table sets only if it may insert the rule.
-            (Some(Accepted::ForFrontends { .. }), None) => {
-                write!(f, "to accept them, {START_AGAIN}")
+            (Some(Accepted::Marked { .. }), None) => {
+                write!(f, "to accept them, {}", start_again(chain.hook))
             }
             (_, Some(refusal)) if refusal.is_of_owner && chain.name.table == "firewalld" => write!(
                 f,
@@ -115,4 +128,9 @@ impl fmt::Display for DroppingChain {
             (None, _) => f.write_str("accept the networks of Pods, nodes and Services in it"),
         }
     }
+}
+
+/// Returns the operator's action that lets our table mark packets of Services at `hook`.
+pub(super) fn start_again(hook: ForeignHook) -> String {
+    format!("start ipvs-proxier with `--{hook}-drop=accept`")
 }

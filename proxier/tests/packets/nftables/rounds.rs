@@ -9,12 +9,13 @@ use proxier::testing::dataplane::Dataplane as _;
 use proxier::testing::dataplane::ipvs::Ipvs;
 use proxier::testing::dataplane::linux::Linux;
 use proxier::testing::dataplane::nftables::TABLE;
-use proxier::testing::filter::{self, FilterConfig};
+use proxier::testing::filter::{self, FilterConfig, MarkBit};
 use proxier::testing::model::Protocol;
 use proxier::testing::plan::ServiceAddresses;
+use serde_json::Value;
 
-use super::super::scene::{self, Subject as _, flows, nft};
-use super::super::services::{Endpoint, POD_B1, POD1, POD2, Port, Services};
+use super::super::scene::{self, Clients, Subject as _, flows, nft};
+use super::super::services::{Endpoint, POD_B1, POD1, POD2, Port, Service, Services};
 use super::{Maps, generation};
 use crate::check_dual;
 
@@ -296,6 +297,109 @@ fn no_service_address_is_local() {
         for address in ["10.96.", "198.51.100.", "fd00:10:96:", "2001:db8:51:"] {
             let found = local.iter().any(|routes| routes.contains(address));
             assert!(!found, "{address}: {local:?}");
+        }
+    });
+}
+
+/// nft 1.0.6 aborts at some forms of rules that the kernel accepts. Operators and other programs run it, so it must read our
+/// table in every state.
+#[test]
+fn nft_reads_the_table_in_every_state() {
+    lab::test(|| {
+        let mut maps = Maps::configured(Services::dual(), ServiceAddresses::None, |config| {
+            config.answer_ping = true;
+            config.input_accept_bit = Some(MarkBit::INPUT_ACCEPT);
+            config.forward_accept_bit = Some(MarkBit::INPUT_ACCEPT);
+        });
+        let node = &maps.cluster.node;
+        let nft = |words: &[&str]| node.exec(&[&["/usr/sbin/nft"], words].concat());
+        let version = nft(&["--version"]);
+        println!("{version}");
+        let services = || Services::dual();
+        let of_web = |edit: fn(&mut Service)| services().edit("web", edit);
+        let states = [
+            ("no Services", String::new(), 0),
+            ("each kind of frontend", services().to_string(), 1),
+            (
+                "affinity",
+                of_web(|web| web.has_affinity = true).to_string(),
+                1,
+            ),
+            (
+                "affinity at policy Local",
+                services()
+                    .edit("local", |local| local.has_affinity = true)
+                    .to_string(),
+                1,
+            ),
+            (
+                "a drain, with affinity",
+                of_web(|web| {
+                    web.has_affinity = true;
+                    *web = web.clone().endpoints(&[POD_B1]);
+                })
+                .to_string(),
+                1,
+            ),
+            (
+                "hashes of the source",
+                of_web(|web| web.annotations = vec![("scheduler", "sh")]).to_string(),
+                1,
+            ),
+            (
+                "hashes of the source and the port, more slots than picks are prepared",
+                of_web(|web| {
+                    let flags = ("scheduler-flags", "port");
+                    web.annotations = vec![("scheduler", "mh"), flags];
+                })
+                .to_string(),
+                1,
+            ),
+            (
+                "weights",
+                of_web(|web| {
+                    let weights = ("weights", "10.244.2.2:100, *:1");
+                    web.annotations = vec![("scheduler", "wrr"), weights];
+                })
+                .to_string(),
+                1,
+            ),
+            (
+                "a removed Service",
+                services().without("web").to_string(),
+                0,
+            ),
+        ];
+        for (state, manifests, of_frontend) in states {
+            scene::program(&mut maps.proxier, &manifests);
+            let clients = Clients {
+                cluster: &maps.cluster,
+                rounds: 1,
+            };
+            // Affinity learns.
+            clients.ask("pod3", "tcp 10.96.1.1:80", of_frontend);
+            clients.ask("ext", "udp [2001:db8:51::4]:53", of_frontend);
+            for words in [
+                &["list", "ruleset"][..],
+                &["-a", "-n", "list", "ruleset"],
+                &["list", "table", "inet", TABLE],
+            ] {
+                let listed = nft(words);
+                assert!(listed.contains("chain dispatch"), "{state}: {listed}");
+                let is_of_web =
+                    |line: &str| line.contains("10.96.1.1 . ") && line.contains(" : goto ");
+                let has_web = listed.lines().any(is_of_web);
+                assert_eq!(has_web, of_frontend == 1, "{state}: {listed}");
+            }
+            for words in [
+                &["-j", "list", "ruleset"][..],
+                &["-j", "-t", "list", "table", "inet", TABLE],
+            ] {
+                let listed: Value = serde_json::from_str(&nft(words)).unwrap();
+                let objects = listed["nftables"].as_array().unwrap();
+                let chains = objects.iter().filter_map(|it| it["chain"]["name"].as_str());
+                assert!(chains.count() > 64, "{state}: {listed}");
+            }
         }
     });
 }

@@ -25,6 +25,8 @@ pub struct FilterConfig {
     /// The bit of packet marks by which our rules in input chains of other programs accept packets for
     /// frontends (`--input-accept-bit`); `None` without such rules (`--input-drop=warn`).
     pub input_accept_bit: Option<MarkBit>,
+    /// The same for forward chains. IPVS needs none: only the answers of endpoints pass them.
+    pub forward_accept_bit: Option<MarkBit>,
     /// Whether a table of family `arp` hides load-balancer and external addresses on this node's links
     /// (`--arp=services`).
     pub hides_arp: bool,
@@ -42,6 +44,7 @@ impl Default for FilterConfig {
             local_mode: LocalMode::default(),
             answer_ping: false,
             input_accept_bit: None,
+            forward_accept_bit: None,
             hides_arp: false,
             node_ports: 30_000..=32_767,
             most_counted: 1_000,
