@@ -1,7 +1,7 @@
 //! Our rules in the chains of other programs.
 //!
 //! A packet passes the chains of all tables, and a drop in any of them is final. So no rule in our own
-//! table can prevent the drop by another program's chain, but a rule at the head of that chain can. Our rule cannot refer
+//! table can prevent the drop by another program's chain, but a rule in that chain can. Our rule cannot refer
 //! to the frontends in our table, so our table sets a bit of their packets' marks first, and our rule matches that bit.
 //!
 //! IPVS takes requests from the input hook and sends them through the output hook:
@@ -17,17 +17,18 @@
 //!
 //! The dataplane nftables translates packets before these hooks, and `nftables/passing.rs` sets the bit:
 //!
-//! * The forward hook sees requests and answers, except those of processes of this node. Answers of IPVS' connections need
-//!   their rule as well, after a move from there.
+//! * The forward hook sees requests and answers, except those of processes of this node. Our rule for them is the last of
+//!   the chain, because others may be network policies. Answers of IPVS' connections need their rule as well, after a move
+//!   from there.
 //! * The input hook sees requests for endpoints at addresses of this node.
 //! * The output hook sees requests of processes of this node.
 //!
 //! The other rules of the chain are not interpreted: if one of them accepts these packets already, our
 //! rule is redundant and harmless.
 
-use netlink::NLM_F_CREATE;
 use netlink::transport::{Transport, protocols};
 use netlink::{Error, Refusal};
+use netlink::{NLM_F_APPEND, NLM_F_CREATE};
 use rustix::io::Errno;
 
 use super::listing::{self, commit_all, dump_chains, refused};
@@ -106,12 +107,20 @@ impl Treatments {
 /// The rules of a chain that decide about our rule.
 #[derive(Debug, Default)]
 struct ChainRules {
-    /// Handles and comments of the rules that this program inserted.
-    ours: Vec<(u64, String)>,
+    /// The rules that this program inserted.
+    ours: Vec<OurRule>,
     /// Whether the operator ran the command that [`DroppingChain`] prints.
     has_operators: bool,
-    /// Whether the last rule drops every packet.
+    /// Whether the last rule of others drops every packet.
     final_drop: Option<DropCause>,
+}
+
+/// A rule that this program inserted.
+#[derive(Debug)]
+struct OurRule {
+    handle: u64,
+    comment: String,
+    is_last: bool,
 }
 
 /// Returns whether a notification about a message of this kind (`NFT_MSG_*`) says that a foreign chain may
@@ -168,18 +177,26 @@ impl ForeignChains {
         let rules = self.rules(chain)?;
         let cause = match chain.hook {
             _ if has_drop_policy => Some(DropCause::Policy),
-            // A last rule that drops is usual for host firewalls, whose chains are at these hooks.
-            ForeignHook::Forward => None,
-            ForeignHook::Input | ForeignHook::Output => rules.final_drop,
+            // A last rule that drops is usual for host firewalls. Their forward chains accept answers, and firewalld's
+            // what is translated.
+            ForeignHook::Forward if !self.treatments.are_translated || chain.is_of_firewalld() => {
+                None
+            }
+            _ => rules.final_drop,
         };
-        let accepted = self.treatments.accepted(chain.hook);
+        let mut accepted = self.treatments.accepted(chain.hook);
+        let is_in_vain = |it: &Accepted| it.comes_last(chain.hook) && rules.final_drop.is_some();
+        let is_only_named = accepted.is_empty() || accepted.iter().any(is_in_vain);
+        accepted.retain(|it| !is_in_vain(it));
         let inserts = self.treatments.of(chain.hook) == Treatment::Accept;
-        let is_wanted = |comment: &String| {
-            let comments = || accepted.iter().map(|it| it.comment());
-            cause.is_some() && inserts && comments().any(|it| it == *comment)
+        let is_in_place = |it: &Accepted, found: &OurRule| {
+            it.comment() == found.comment && (found.is_last || !it.comes_last(chain.hook))
         };
-        let (kept, superfluous): (Vec<_>, Vec<_>) =
-            (rules.ours.into_iter()).partition(|(_, found)| is_wanted(found));
+        let is_wanted = |found: &OurRule| {
+            let mut accepted = accepted.iter();
+            cause.is_some() && inserts && accepted.any(|it| is_in_place(it, found))
+        };
+        let (kept, superfluous): (Vec<_>, Vec<_>) = rules.ours.into_iter().partition(is_wanted);
         if !superfluous.is_empty() {
             self.delete(chain, &superfluous)?;
             report.removed.push(chain.clone());
@@ -199,12 +216,14 @@ impl ForeignChains {
             are_translated,
             refusal,
         };
-        if !inserts || accepted.is_empty() {
-            let accepted = accepted.last().copied();
+        if !inserts || is_only_named {
+            let accepted = accepted.last().filter(|_| !is_only_named).copied();
             report.dropping.insert(dropping(accepted, None));
+        }
+        if !inserts {
             return Ok(());
         }
-        let is_missing = |it: &Accepted| !kept.iter().any(|(_, found)| *found == it.comment());
+        let is_missing = |it: &Accepted| !kept.iter().any(|found| is_in_place(it, found));
         let missing: Vec<Accepted> = accepted.iter().copied().filter(is_missing).collect();
         for &accepted in &missing {
             if let Some(refusal) = self.insert(chain, accepted)? {
@@ -272,14 +291,18 @@ impl ForeignChains {
             &mut rules,
             |rules, message| {
                 // The kernel dumps the rules in their order.
-                rules.final_drop = final_drop(message.payload);
+                rules.ours.iter_mut().for_each(|rule| rule.is_last = false);
                 match author(message.payload) {
                     Some(Author::Operator) => rules.has_operators = true,
                     Some(Author::Program(comment)) => {
                         let handle = listing::handle(message.payload)?;
-                        rules.ours.extend(handle.map(|handle| (handle, comment)));
+                        rules.ours.extend(handle.map(|handle| OurRule {
+                            handle,
+                            comment,
+                            is_last: true,
+                        }));
                     }
-                    None => {}
+                    None => rules.final_drop = final_drop(message.payload),
                 }
                 Ok(())
             },
@@ -287,16 +310,20 @@ impl ForeignChains {
         Ok(rules)
     }
 
-    /// Inserts our rule at the head of `chain`. Returns the kernel's refusal if it is permanent.
+    /// Inserts our rule into `chain`. Returns the kernel's refusal if it is permanent.
     fn insert(
         &mut self,
         chain: &ForeignChain,
         accepted: Accepted,
     ) -> Result<Option<Refusal>, Error> {
         let refusal = insert_best(chain, |syntax| {
-            // Without NLM_F_APPEND the kernel puts the rule first: a drop before it would be final.
+            // Without NLM_F_APPEND the kernel puts the rule first.
+            let flags = match accepted.comes_last(chain.hook) {
+                true => NLM_F_CREATE | NLM_F_APPEND,
+                false => NLM_F_CREATE,
+            };
             commit(&mut self.transport, |batch| {
-                batch.push(message_type(NFT_MSG_NEWRULE), NLM_F_CREATE, |writer| {
+                batch.push(message_type(NFT_MSG_NEWRULE), flags, |writer| {
                     chain.name.write(writer);
                     accept_rule::write(writer, accepted, syntax);
                 })
@@ -312,12 +339,12 @@ impl ForeignChains {
         Ok(Some(refusal))
     }
 
-    fn delete(&mut self, chain: &ForeignChain, rules: &[(u64, String)]) -> Result<(), Error> {
+    fn delete(&mut self, chain: &ForeignChain, rules: &[OurRule]) -> Result<(), Error> {
         // A transaction for each rule: in a common one, a rule that is gone would keep all others.
-        for (handle, _) in rules {
+        for rule in rules {
             let doing = "removing our rule";
             let deleted = commit_all(&mut self.transport, doing, |batch| {
-                chain.name.delete_rule(batch, Some(*handle))
+                chain.name.delete_rule(batch, Some(rule.handle))
             });
             match deleted {
                 // Another program has deleted the rule meanwhile.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use lab::net::Host;
 use proxier::testing::clock;
-use proxier::testing::plan::ServiceAddresses;
+use proxier::testing::dataplane::nftables::Nftables;
 
-use super::scene::{Scene, nft};
+use super::scene::{Scene, Subject, nft};
 use super::services::Services;
 use crate::check;
 
@@ -22,8 +22,8 @@ fn ip(host: &Host, command: &str) -> String {
 /// Returns a scene in which ext asks for load-balancer and external addresses on its link.
 ///
 /// ext counts the ARP requests that it receives, by sender.
-fn scene(hides_arp: bool) -> Scene {
-    let scene = Scene::with(Services::dual(), ServiceAddresses::Routes, |config| {
+fn scene<D: Subject>(hides_arp: bool) -> Scene<D> {
+    let scene = Scene::configured(Services::dual(), D::FORM, |config| {
         config.hides_arp = hides_arp;
     });
     let ext = scene.client("ext");
@@ -72,7 +72,7 @@ const NODE: [&str; 1] = ["tcp 203.0.113.1:22"];
 #[test]
 fn without_the_table_the_node_claims_load_balancer_addresses() {
     lab::test(|| {
-        let scene = scene(false);
+        let scene: Scene = scene(false);
         let masqueraded = ["pod1/node", "podB1/node"];
         check(&scene, "ext", &at(LOAD_BALANCER), &masqueraded);
         let neighbour = ip(scene.client("ext"), "neighbour show 198.51.100.2");
@@ -83,10 +83,37 @@ fn without_the_table_the_node_claims_load_balancer_addresses() {
     });
 }
 
+/// No service address is local, so nothing needs to be hidden. A client that knows the way gets its answer.
+#[test]
+fn with_nftables_the_node_claims_no_load_balancer_address() {
+    lab::test(|| {
+        let scene: Scene<Nftables> = scene(false);
+        let ext = scene.client("ext");
+        for address in [LOAD_BALANCER, EXTERNAL] {
+            let answers = scene.ask("ext", &at(address)[0], 1);
+            assert!(!answers.iter().any(|it| it.contains("pod")), "{answers:?}");
+            let neighbour = ip(ext, &format!("neighbour show {address}"));
+            assert!(!neighbour.contains("lladdr"), "{neighbour}");
+        }
+        ip(ext, "route replace 198.51.100.0/24 via 203.0.113.1");
+        check(
+            &scene,
+            "ext",
+            &at(LOAD_BALANCER),
+            &["pod1/node", "podB1/node"],
+        );
+        assert_eq!(
+            requests(ext).0,
+            0,
+            "requests of the load balancer's address"
+        );
+    });
+}
+
 #[test]
 fn external_addresses_are_neither_claimed_nor_used_on_links() {
     lab::test(|| {
-        let mut scene = scene(true);
+        let mut scene: Scene = scene(true);
         let settings = arp_settings(scene.client("node"));
         let masqueraded = ["pod1/node", "podB1/node"];
         for address in [LOAD_BALANCER, EXTERNAL] {

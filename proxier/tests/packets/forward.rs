@@ -38,7 +38,7 @@ fn marking<D: Subject>() -> Scene<D> {
     })
 }
 
-/// Returns the beginnings of our rules in a chain of nft, in their order.
+/// Returns the beginnings of our rules in a chain of nft.
 fn rules<D: Subject>() -> Vec<&'static str> {
     let answers = "ct direction reply ct state established,related accept";
     let marked = "meta mark & 0x00001000 == 0x00001000 accept";
@@ -152,6 +152,7 @@ with_each_dataplane!(
     a_dropping_chain_of_nft_gets_a_rule_for_answers,
     a_dropping_chain_of_iptables_gets_a_rule_that_iptables_reads,
     a_policy_of_docker_opens_for_services_only,
+    a_last_rule_that_rejects_is_named_where_requests_pass,
 );
 
 fn without_a_rule_for_established_connections_only_the_node_receives_answers<D: Subject>() {
@@ -208,17 +209,15 @@ fn a_dropping_chain_of_iptables_gets_a_rule_that_iptables_reads<D: Subject>() {
                            -m comment --comment \"ipvs-proxier: answers of endpoints\" -j ACCEPT";
         let marked = "-A FORWARD -m mark --mark 0x1000/0x1000 -m comment \
                           --comment \"ipvs-proxier: packets for frontends, mark 0x1000\" -j ACCEPT";
-        let ours = match D::TRANSLATES {
-            true => vec!["-P FORWARD DROP", marked, answers],
-            false => vec!["-P FORWARD DROP", answers],
-        };
-        assert_eq!(lines[..ours.len()], ours);
+        assert_eq!(lines[..2], ["-P FORWARD DROP", answers]);
+        // Ours for requests is behind all others.
+        assert_eq!(lines.last() == Some(&marked), D::TRANSLATES, "{lines:?}");
         // iptables can still change the table.
         let more: Vec<&str> = "-A FORWARD -p udp --dport 123 -j ACCEPT"
             .split(' ')
             .collect();
         node.exec(&[&[program][..], &more].concat());
-        let last = format!("-D FORWARD {}", ours.len() + 1);
+        let last = format!("-D FORWARD {}", lines.len());
         let delete: Vec<&str> = last.split(' ').collect();
         node.exec(&[&[program][..], &delete].concat());
     }
@@ -238,7 +237,10 @@ const DOCKER: &str = "
             type nat hook prerouting priority dstnat
             tcp dport 8088 ip daddr 172.18.0.2 dnat to 10.244.1.4:8080
         }
-        chain forward { type filter hook forward priority filter; policy drop; }
+        chain forward {
+            type filter hook forward priority filter; policy drop;
+            ip saddr 192.0.2.9 drop
+        }
     }";
 
 /// Connections that another program translated stay subject to its chain.
@@ -261,7 +263,55 @@ fn a_policy_of_docker_opens_for_services_only<D: Subject>() {
     check(&scene, "ext", &published, &["timeout"]);
     check(&scene, "ext", &pod, &["timeout"]);
     let load_balancer = ["tcp 198.51.100.2:80".to_owned()];
-    check(&scene, "ext", &load_balancer, &["pod1/node", "podB1/node"]);
+    let masqueraded = ["pod1/node", "podB1/node"];
+    check(&scene, "ext", &load_balancer, &masqueraded);
+    // The chain's own rules decide first, also one that is added later. With IPVS they do not see requests.
+    let denied: &[&str] = if D::TRANSLATES {
+        &["timeout"]
+    } else {
+        &masqueraded
+    };
+    check(&scene, "ext2", &load_balancer, denied);
+    scene.nft("add rule ip docker forward ip saddr 203.0.113.9 drop");
+    let report = open::<D>(Treatment::Accept).apply().unwrap();
+    let moved = usize::from(D::TRANSLATES);
+    assert_eq!(
+        (report.removed.len(), report.inserted.len()),
+        (moved, moved)
+    );
+    check(&scene, "ext", &load_balancer, denied);
+}
+
+/// As distributions wrote it. Our rule would be behind the last one; before it, it would overrule it.
+fn a_last_rule_that_rejects_is_named_where_requests_pass<D: Subject>() {
+    let scene = marking::<D>();
+    scene.nft(
+        "table inet others { chain forward {
+            type filter hook forward priority filter; policy accept;
+            ct state established,related accept
+            reject with icmpx admin-prohibited
+        }; }",
+    );
+    let report = open::<D>(Treatment::Accept).apply().unwrap();
+    let lines: Vec<String> = report.dropping.iter().map(ToString::to_string).collect();
+    assert_eq!(lines.len(), usize::from(D::TRANSLATES), "{lines:?}");
+    let cluster_ip = ["tcp 10.96.1.1:80".to_owned()];
+    if let [line] = &lines[..] {
+        let (beginning, end) = (
+            "chain forward of table inet others drops forwarded packets by its last rule",
+            "accept the networks of Pods, nodes and Services in it",
+        );
+        assert!(line.starts_with(beginning) && line.ends_with(end), "{line}");
+        let answers = scene.ask("pod3", &cluster_ip[0], 1);
+        assert!(!answers.iter().any(|it| it.contains("pod")), "{answers:?}");
+        scene.nft("insert rule inet others forward ip daddr 10.244.0.0/16 accept");
+    }
+    check(
+        &scene,
+        "pod3",
+        &cluster_ip,
+        &["pod1/client", "podB1/client"],
+    );
 }
 
 /// The rules that iptables saves, without its comments, which contain the time.

@@ -101,7 +101,7 @@ fn restarts_of_ours_and_of_the_plugin_mislead_no_connection<D: Subject>() {
         },
     );
     let made = tallies.iter().map(|it| it.made).sum::<usize>();
-    println!("{made} connections");
+    eprintln!("{made} connections");
     assert!(made >= CONNECTIONS, "{made}");
     let misled = tallies.iter().flat_map(|it| &it.misled);
     assert_eq!(misled.collect::<Vec<_>>(), [""; 0]);

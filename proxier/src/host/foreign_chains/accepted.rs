@@ -1,6 +1,6 @@
 //! The packets that our rule accepts in a foreign chain: its matches, its comment and its command.
 
-use super::chain::ForeignChain;
+use super::chain::{ForeignChain, ForeignHook};
 use crate::host::ChainName;
 
 /// The packets that our rule accepts.
@@ -45,6 +45,14 @@ impl Author {
 }
 
 impl Accepted {
+    /// Returns whether our rule is the last one of a chain at `hook`, so that all others decide first: a network policy
+    /// may drop what is forwarded to a Pod, and only the chain's own policy must not.
+    ///
+    /// Elsewhere it is the first one: a drop before it would be final.
+    pub(super) fn comes_last(self, hook: ForeignHook) -> bool {
+        hook == ForeignHook::Forward && matches!(self, Self::Marked { .. })
+    }
+
     /// Returns the comment of the rule that this program inserts.
     ///
     /// It names the mark, so that a rule of a process with another mark is recognised and replaced.
@@ -64,14 +72,26 @@ impl Accepted {
         } = &chain.name;
         match chain.iptables_program() {
             Some(program) => format!(
-                "{program} -t {table} -I {name} {} -m comment --comment {OPERATOR} -j ACCEPT",
+                "{program} -t {table} {} {name} {} -m comment --comment {OPERATOR} -j ACCEPT",
+                self.iptables_action(chain.hook),
                 self.iptables_match()
             ),
-            None => format!(
-                "nft insert rule {family} {table} {name} {} accept comment {OPERATOR}",
-                self.nft_match()
-            ),
+            None => {
+                let add = if self.comes_last(chain.hook) {
+                    "add"
+                } else {
+                    "insert"
+                };
+                format!(
+                    "nft {add} rule {family} {table} {name} {} accept comment {OPERATOR}",
+                    self.nft_match()
+                )
+            }
         }
+    }
+
+    pub(super) fn iptables_action(self, hook: ForeignHook) -> &'static str {
+        if self.comes_last(hook) { "-A" } else { "-I" }
     }
 
     pub(super) fn iptables_match(self) -> String {
@@ -92,7 +112,6 @@ impl Accepted {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chain::ForeignHook;
     use super::*;
 
     #[test]

@@ -90,6 +90,11 @@ impl ForeignChain {
         format!("chain {family} {table} {name}")
     }
 
+    /// Returns whether firewalld made this chain.
+    pub(super) fn is_of_firewalld(&self) -> bool {
+        self.name.table == "firewalld"
+    }
+
     /// Returns the iptables program that made this chain; `None` if nft or a library did.
     pub(super) fn iptables_program(&self) -> Option<&'static str> {
         let ChainName {

@@ -52,7 +52,8 @@ impl fmt::Display for LegacyFilter {
             }
             let commands = accepted.iter().map(|it| {
                 let matches = it.iptables_match();
-                format!("run `{program} -I {name} {matches} -j ACCEPT`")
+                let action = it.iptables_action(hook);
+                format!("run `{program} {action} {name} {matches} -j ACCEPT`")
             });
             f.write_str(&commands.collect::<Vec<_>>().join(" and "))?;
         }

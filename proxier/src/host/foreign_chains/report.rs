@@ -117,7 +117,7 @@ impl fmt::Display for DroppingChain {
             (Some(Accepted::Marked { .. }), None) => {
                 write!(f, "to accept them, {}", start_again(chain.hook))
             }
-            (_, Some(refusal)) if refusal.is_of_owner && chain.name.table == "firewalld" => write!(
+            (_, Some(refusal)) if refusal.is_of_owner && chain.is_of_firewalld() => write!(
                 f,
                 "to permit it, set `NftablesTableOwner=no` in /etc/firewalld/firewalld.conf and restart \
                  firewalld"
