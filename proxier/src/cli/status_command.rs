@@ -12,6 +12,7 @@ use crate::dataplane::ipvs::observed::LocalAddresses;
 use crate::dataplane::nftables;
 use crate::explain::report::{self, JsonFrontend, JsonReport, KernelTable, table};
 use crate::host::neighbours::{self, Neighbour, Traces};
+use crate::plan::ServiceAddresses;
 use crate::util::clock;
 
 /// Flags of `status`.
@@ -89,6 +90,8 @@ impl Flags {
         };
         let nothing = LocalAddresses::default();
         let local = observed.as_ref().map_or(&nothing, |(it, ..)| &it.local);
+        // Packets that the maps translate do not reach IPVS.
+        let form = maps.as_ref().map_or(form, |_| ServiceAddresses::None);
         let neighbours = neighbours::recognise(&Traces::read(local)?, form);
         print(&match self.output {
             Output::Json => json(&JsonStatus {

@@ -213,12 +213,13 @@ mod tests {
     }
 
     #[test]
-    fn felix_means_something_else_if_routes_are_on_the_loopback_device() {
+    fn felix_means_something_else_if_service_addresses_are_local_otherwise() {
         let traces = Traces {
             devices: ["cali0a1b2c3d4e5"].map(String::from).into(),
             ..Traces::default()
         };
         let line = |form| recognise(&traces, form)[0].to_string();
+        assert!(line(ServiceAddresses::None).contains("packets are translated before its chains"));
         assert!(
             line(ServiceAddresses::Routes).starts_with("Felix (Calico) (device cali0a1b2c3d4e5): ")
         );

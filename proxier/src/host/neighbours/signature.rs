@@ -17,6 +17,8 @@ pub(super) struct Signature {
     meaning: &'static str,
     /// The meaning with `--service-addresses=loopback`, if it differs.
     with_loopback: Option<&'static str>,
+    /// The meaning with the dataplane nftables, if it differs.
+    with_maps: Option<&'static str>,
 }
 
 /// Base for signatures: most programs have few kinds of traces.
@@ -28,6 +30,7 @@ const NONE: Signature = Signature {
     directory: None,
     meaning: "",
     with_loopback: None,
+    with_maps: None,
 };
 
 const HOST_PORTS: &str = "its rules for hostPort match every local address; Services are exempt, because \
@@ -35,6 +38,8 @@ const HOST_PORTS: &str = "its rules for hostPort match every local address; Serv
 
 const INPUT_FILTER: &str = "if it drops incoming packets, only this node reaches Services; pass \
                             --input-drop=accept";
+
+const NO_DEVICE: &str = "it finds no device, address or route of Services";
 
 /// All known programs.
 pub(super) const SIGNATURES: [Signature; 12] = [
@@ -45,6 +50,9 @@ pub(super) const SIGNATURES: [Signature; 12] = [
         chains: &["cali-"],
         meaning: "NetworkPolicy applies to Services, because Felix does not count the addresses of \
                   kube-ipvs0 as the host's; if node ports are not 30000-32767, set kubeNodePortRanges",
+        with_maps: Some(
+            "NetworkPolicy applies to Services, because packets are translated before its chains",
+        ),
         with_loopback: Some(
             "NetworkPolicy does NOT apply to Services, because Felix counts local routes on lo as \
              addresses of the host; pass --service-addresses=routes",
@@ -82,12 +90,17 @@ pub(super) const SIGNATURES: [Signature; 12] = [
         name: "ufw",
         chains: &["ufw-", "ufw6-"],
         meaning: INPUT_FILTER,
+        with_maps: Some(
+            "if it drops forwarded packets, our rule accepts those of Services (--forward-drop); if it drops \
+             incoming packets, only this node reaches endpoints at its own addresses; pass --input-drop=accept",
+        ),
         ..NONE
     },
     Signature {
         name: "firewalld",
         tables: &["firewalld"],
         meaning: INPUT_FILTER,
+        with_maps: Some("its chains accept what is translated, so it does not concern Services"),
         ..NONE
     },
     Signature {
@@ -111,12 +124,14 @@ pub(super) const SIGNATURES: [Signature; 12] = [
         directory: Some("/run/systemd/netif"),
         meaning: "if a .network file matches kube-ipvs0, `networkctl reconfigure` deletes its routes; mark \
                   the device as unmanaged (deploy/unmanaged)",
+        with_maps: Some(NO_DEVICE),
         ..NONE
     },
     Signature {
         name: "NetworkManager",
         directory: Some("/run/NetworkManager"),
         meaning: "it may manage kube-ipvs0; mark the device as unmanaged (deploy/unmanaged)",
+        with_maps: Some(NO_DEVICE),
         ..NONE
     },
     Signature {
@@ -167,9 +182,11 @@ impl Signature {
 
     /// Returns what the program means if service addresses are local in this form.
     pub(super) fn meaning(&self, form: ServiceAddresses) -> &'static str {
-        let special = self
-            .with_loopback
-            .filter(|_| form == ServiceAddresses::Loopback);
+        let special = match form {
+            ServiceAddresses::Loopback => self.with_loopback,
+            ServiceAddresses::None => self.with_maps,
+            ServiceAddresses::Routes | ServiceAddresses::Dummy => None,
+        };
         special.unwrap_or(self.meaning)
     }
 }
