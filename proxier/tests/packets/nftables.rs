@@ -129,7 +129,9 @@ fn each_address_of_the_node_serves_node_ports_of_policy_local_over_maps() {
             ("192.0.2.1", "2001:db8:2::1"),
         ] {
             let frontends = at(v4, v6, 30081, 30054);
-            for (client, expected) in super::local::PLAIN {
+            // podB2 is masqueraded on its way to pod2, too.
+            let rows = super::local::PLAIN.into_iter();
+            for (client, expected) in rows.filter(|(client, _)| *client != "podB2") {
                 check_in(maps.clients(), client, &frontends, expected);
             }
         }
