@@ -163,8 +163,8 @@ impl RoundLog {
         }
         let unrecorded = applied.unrecorded.as_ref().map(|failure: &Failure| {
             format!(
-                "cannot write the {failure}; a restart before this is fixed would leave the new \
-                 virtual servers unmanaged"
+                "cannot write the {failure}; a process that starts before this is fixed knows the new \
+                 virtual servers only by the packet rules"
             )
         });
         attempt(&mut self.ledger, "failures to write the ledger", unrecorded);

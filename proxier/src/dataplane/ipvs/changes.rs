@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::foreign::nobody;
 use super::{KernelParts, Wanted};
 use crate::dataplane::ipvs::ledger::Owned;
 use crate::dataplane::ipvs::op::{Op, Ops};
@@ -78,7 +79,8 @@ impl fmt::Display for NamedOp<'_> {
             return Ok(());
         };
         // Only here, because most Ops are named for lines that are not written.
-        match (self.wanted.get(&key), self.owned.owner(&key)) {
+        let owner = self.owned.owner(&key).filter(|it| **it != nobody());
+        match (self.wanted.get(&key), owner) {
             (Some(server), _) => write!(f, " ({})", server.owner()),
             (None, Some(name)) => write!(f, " ({name})"),
             (None, None) => Ok(()),
