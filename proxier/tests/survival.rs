@@ -50,6 +50,8 @@ mod privilege;
 mod repair;
 #[path = "survival/retire.rs"]
 mod retire;
+#[path = "survival/turns.rs"]
+mod turns;
 #[path = "survival/volume.rs"]
 mod volume;
 #[path = "survival/yielding.rs"]
@@ -64,7 +66,6 @@ use serde_json::json;
 
 use daemon::{Daemon, NFTABLES, virtual_server, web, web_key};
 use dataplanes::Kernel;
-use dice::Dice;
 
 /// Pods of node-a, as [`Daemon::endpoints`] names them.
 const POD1: (u8, u8) = (1, 2);
@@ -116,80 +117,6 @@ const AT_ONCE: [&str; 2] = ["--ipvs-min-sync-period", "0"];
 
 /// The same with the dataplane nftables.
 const AT_ONCE_BY_NFTABLES: [&str; 3] = [AT_ONCE[0], AT_ONCE[1], NFTABLES];
-
-#[test]
-fn connections_survive_restarts() {
-    lab::test(|| restarts(&AT_ONCE));
-}
-
-#[test]
-fn connections_by_nftables_survive_restarts() {
-    lab::test(|| restarts(&AT_ONCE_BY_NFTABLES));
-}
-
-fn restarts(flags: &[&str]) {
-    let (_cluster, mut daemon, mut connections) = serving(flags);
-    daemon.terminate();
-    connections.assert_alive("the end of the daemon");
-    daemon.start();
-    let starts = || {
-        let starts = ["programming IPVS", "programming nftables"];
-        starts
-            .map(|start| daemon.log().matches(start).count())
-            .iter()
-            .sum::<usize>()
-    };
-    daemon.eventually("the second start", || starts() == 2);
-    daemon.endpoints(&[POD1, POD2, POD3]);
-    daemon.await_endpoints(&[POD1, POD2, POD3]);
-    connections.assert_alive("a restart");
-
-    // An endpoint that is removed while no daemon runs drains as well.
-    daemon.kill();
-    daemon.endpoints(&[POD2, POD3]);
-    daemon.start();
-    daemon.await_endpoints(&[POD2, POD3]);
-    connections.assert_alive("the removal of an endpoint while the daemon was dead");
-
-    // It still drains after another restart.
-    daemon.kill();
-    daemon.start();
-    daemon.endpoints(&[POD2]);
-    daemon.await_endpoints(&[POD2]);
-    connections.assert_alive("the next daemon's start");
-}
-
-#[test]
-fn connections_survive_flapping_scaling_and_edits() {
-    lab::test(|| flapping(&AT_ONCE));
-}
-
-#[test]
-fn connections_by_nftables_survive_flapping_scaling_and_edits() {
-    lab::test(|| flapping(&AT_ONCE_BY_NFTABLES));
-}
-
-fn flapping(flags: &[&str]) {
-    let (_cluster, daemon, mut connections) = serving(flags);
-    for _ in 0..20 {
-        daemon.endpoints(&[POD2]);
-        daemon.await_endpoints(&[POD2]);
-        daemon.endpoints(&[POD1, POD2]);
-        daemon.await_endpoints(&[POD1, POD2]);
-    }
-    connections.assert_alive("flapping 20 times");
-    daemon.endpoints(&[POD1, POD2, POD3, POD_B1, POD_B2]);
-    daemon.await_endpoints(&[POD1, POD2, POD3, POD_B1, POD_B2]);
-    connections.assert_alive("scaling out");
-    for number in 0..5 {
-        daemon
-            .api
-            .apply(web(&json!({"edited": number.to_string()})));
-    }
-    daemon.endpoints(&[POD1, POD2]);
-    daemon.await_endpoints(&[POD1, POD2]);
-    connections.assert_alive("edits of labels");
-}
 
 /// Under policy Local, clients inside the cluster reach remote endpoints too, through a virtual server
 /// with a firewall mark. This virtual server must exist also while all endpoints are local.
@@ -245,42 +172,6 @@ fn connections_survive_a_minute_without_an_api_server() {
         daemon.await_endpoints(&[POD1, POD2, POD3]);
         connections.assert_alive("the outage");
     });
-}
-
-#[test]
-fn two_hundred_kills_end_in_the_planned_table() {
-    lab::test(|| kills(&AT_ONCE));
-}
-
-#[test]
-fn two_hundred_kills_end_in_the_planned_table_of_nftables() {
-    lab::test(|| kills(&AT_ONCE_BY_NFTABLES));
-}
-
-fn kills(flags: &[&str]) {
-    let (_cluster, mut daemon, mut connections) = serving(flags);
-    let mut dice = Dice::new(20_261_121);
-    for kill in 0..200 {
-        let mut endpoints = Vec::new();
-        for pod in [POD1, POD2, POD3, POD_B1, POD_B2] {
-            if dice.one_in(2) {
-                endpoints.push(pod);
-            }
-        }
-        daemon.endpoints(&endpoints);
-        std::thread::sleep(Duration::from_millis(dice.below(40).try_into().unwrap()));
-        daemon.kill();
-        if kill % 2 == 0 {
-            endpoints.push((1, 100 + u8::try_from(kill / 2).unwrap()));
-            daemon.endpoints(&endpoints);
-        }
-        daemon.start();
-        daemon.await_endpoints(&endpoints);
-        if kill % 10 == 0 {
-            connections.assert_alive(&format!("kill {kill}"));
-        }
-    }
-    connections.assert_alive("two hundred kills");
 }
 
 #[test]
