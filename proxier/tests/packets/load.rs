@@ -7,9 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use lab::SetOnDrop;
-use lab::net::{Answer, Host, UdpClient, ask_tcp_within, ask_udp_within};
+use lab::net::{Answer, Cluster, Host, UdpClient, ask_tcp_within, ask_udp_within};
 use proxier::testing::clock;
-use proxier::testing::dataplane::Dataplane as _;
+use proxier::testing::dataplane::{Applied, Dataplane};
+use proxier::testing::sync::Proxier;
 
 use super::scene::{Scene, nft, program};
 use super::services::Services;
@@ -137,106 +138,113 @@ pub(super) fn intruder(to: SocketAddr, is_over: &AtomicBool, prepare: impl Fn())
     tally
 }
 
-/// A client in the unchanged ranges is always answered. A client outside all ranges never is.
 #[test]
 fn source_ranges_hold_while_they_change() {
     lab::test(|| {
         let mut scene = Scene::new(Services::dual());
-        let Scene {
-            cluster, proxier, ..
-        } = &mut scene;
-        let addresses = ["198.51.100.5:53", "[2001:db8:51::5]:53"];
-        let allowed = addresses.map(|to| (&*cluster.ext, to));
-        let refused = addresses.map(|to| (&*cluster.ext2, to));
-        let mut intruders = Vec::new();
-        let asked = addresses.map(|to| (to.parse::<SocketAddr>().unwrap(), AtomicUsize::new(0)));
-        // A fast lab makes the changes in less time than forbidden clients need for their questions.
-        let have_asked = || {
-            let mut counts = asked.iter().map(|(_, count)| count.load(Ordering::Relaxed));
-            // The last question of each may not be sent yet.
-            counts.all(|count| count > CHANGES + 1)
-        };
-        let change = || {
-            for (number, round) in (0..CHANGES).cycle().take(10 * CHANGES).enumerate() {
-                if number >= CHANGES && have_asked() {
-                    break;
-                }
-                let services = Services::dual();
-                program(proxier, services.with_more_source_ranges(round));
-            }
-        };
-        let newcomers = meanwhile(&allowed, newcomer, || {
-            // Without a pause, the queues of the lab's links would be full for all clients.
-            let pause = lab::patience(Duration::from_millis(1));
-            let intruder = |to, is_over: &_| {
-                intruder(to, is_over, || {
-                    thread::sleep(pause);
-                    for (_, count) in asked.iter().filter(|(it, _)| *it == to) {
-                        count.fetch_add(1, Ordering::Relaxed);
-                    }
-                })
-            };
-            intruders = meanwhile(&refused, intruder, change);
-        });
-        let asked = |tallies: &[Tally]| tallies.iter().map(|it| it.asked).sum::<usize>();
-        let (asked, refused) = (asked(&newcomers), asked(&intruders));
-        println!("{asked} questions of permitted clients, {refused} of forbidden ones");
-        for tally in &newcomers {
-            // A fast lab makes the changes in less time: 123 questions on 7.2 with seccomp(2).
-            let is_enough = tally.asked > CHANGES / 4;
-            assert!(is_enough && tally.lost.is_empty(), "{tally:?}");
-        }
-        for tally in &intruders {
-            assert!(tally.asked > CHANGES && tally.let_through == 0, "{tally:?}");
-        }
+        source_ranges_hold(&scene.cluster, &mut scene.proxier);
     });
 }
 
-/// No client loses a question. When a repair replaced the whole table, several clients lost six or more in
-/// a row.
+/// A client in the unchanged ranges is always answered. A client outside all ranges never is. The proxier has the Services
+/// [`Services::dual`].
+pub(super) fn source_ranges_hold<D: Dataplane>(cluster: &Cluster, proxier: &mut Proxier<D>) {
+    let addresses = ["198.51.100.5:53", "[2001:db8:51::5]:53"];
+    let allowed = addresses.map(|to| (&*cluster.ext, to));
+    let refused = addresses.map(|to| (&*cluster.ext2, to));
+    let mut intruders = Vec::new();
+    let asked = addresses.map(|to| (to.parse::<SocketAddr>().unwrap(), AtomicUsize::new(0)));
+    // A fast lab makes the changes in less time than forbidden clients need for their questions.
+    let have_asked = || {
+        let mut counts = asked.iter().map(|(_, count)| count.load(Ordering::Relaxed));
+        // The last question of each may not be sent yet.
+        counts.all(|count| count > CHANGES + 1)
+    };
+    let change = || {
+        for (number, round) in (0..CHANGES).cycle().take(10 * CHANGES).enumerate() {
+            if number >= CHANGES && have_asked() {
+                break;
+            }
+            let services = Services::dual();
+            program(proxier, services.with_more_source_ranges(round));
+        }
+    };
+    let newcomers = meanwhile(&allowed, newcomer, || {
+        // Without a pause, the queues of the lab's links would be full for all clients.
+        let pause = lab::patience(Duration::from_millis(1));
+        let intruder = |to, is_over: &_| {
+            intruder(to, is_over, || {
+                thread::sleep(pause);
+                for (_, count) in asked.iter().filter(|(it, _)| *it == to) {
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        intruders = meanwhile(&refused, intruder, change);
+    });
+    let asked = |tallies: &[Tally]| tallies.iter().map(|it| it.asked).sum::<usize>();
+    let (asked, refused) = (asked(&newcomers), asked(&intruders));
+    eprintln!("{asked} questions of permitted clients, {refused} of forbidden ones");
+    for tally in &newcomers {
+        // A fast lab makes the changes in less time: 123 questions on 7.2 with seccomp(2).
+        let is_enough = tally.asked > CHANGES / 4;
+        assert!(is_enough && tally.lost.is_empty(), "{tally:?}");
+    }
+    for tally in &intruders {
+        assert!(tally.asked > CHANGES && tally.let_through == 0, "{tally:?}");
+    }
+}
+
 #[test]
 fn clients_notice_no_repair_of_rules() {
     lab::test(|| {
         let mut scene = Scene::new(Services::dual());
-        let Scene {
-            cluster, proxier, ..
-        } = &mut scene;
-        // One frontend for each client and family. If a client without masquerade used one source port for
-        // two frontends with the same endpoint, the endpoint could not distinguish the flows.
-        let all_kinds = [
-            (&cluster.pod3, "10.96.1.1:53"),
-            (&cluster.pod1, "[fd00:10:96::1]:53"),
-            (&cluster.pod2, "198.51.100.4:53"),
-            (&*cluster.ext, "198.51.100.2:53"),
-            (&*cluster.ext, "[2001:db8:51::5]:53"),
-            (&*cluster.peer, "172.18.0.2:30053"),
-            (&*cluster.node, "10.96.1.1:53"),
-        ];
-        let mut known = Vec::new();
-        let change = || {
-            for round in 0..CHANGES / 2 {
-                if round % 4 == 0 {
-                    nft(
-                        &cluster.node,
-                        "add rule inet ipvs-proxier input counter\n\
-                         flush chain inet ipvs-proxier leaving\n\
-                         add element inet ipvs-proxier service-addresses-4 { 192.0.2.99 }",
-                    );
-                }
-                proxier.dataplane_mut().distrust_rules();
-                let applied = proxier.sync(clock::since_boot()).unwrap();
-                assert!(matches!(applied.rules, Some(Ok(()))), "{applied:?}");
-            }
-        };
-        let new = meanwhile(&all_kinds, newcomer, || {
-            known = meanwhile(&all_kinds, resolver, change);
-        });
-        let asked = new.iter().chain(&known).map(|it| it.asked);
-        println!("{} questions", asked.sum::<usize>());
-        for (nth, (_, to)) in all_kinds.iter().enumerate() {
-            for tally in [&new[nth], &known[nth]] {
-                assert!(tally.asked > 50 && tally.lost.is_empty(), "{to}: {tally:?}");
-            }
-        }
+        let sabotage = "add rule inet ipvs-proxier input counter\n\
+                        flush chain inet ipvs-proxier leaving\n\
+                        add element inet ipvs-proxier service-addresses-4 { 192.0.2.99 }";
+        notice_no_repair(&scene.cluster, &mut scene.proxier, sabotage);
     });
+}
+
+/// No client loses a question. When a repair replaced the whole table, several clients lost six or more in
+/// a row. The proxier has the Services [`Services::dual`].
+pub(super) fn notice_no_repair<D: Dataplane>(
+    cluster: &Cluster,
+    proxier: &mut Proxier<D>,
+    sabotage: &str,
+) where
+    Applied<D::Changes>: std::fmt::Debug,
+{
+    // One frontend for each client and family. If a client without masquerade used one source port for
+    // two frontends with the same endpoint, the endpoint could not distinguish the flows.
+    let all_kinds = [
+        (&cluster.pod3, "10.96.1.1:53"),
+        (&cluster.pod1, "[fd00:10:96::1]:53"),
+        (&cluster.pod2, "198.51.100.4:53"),
+        (&*cluster.ext, "198.51.100.2:53"),
+        (&*cluster.ext, "[2001:db8:51::5]:53"),
+        (&*cluster.peer, "172.18.0.2:30053"),
+        (&*cluster.node, "10.96.1.1:53"),
+    ];
+    let mut known = Vec::new();
+    let change = || {
+        for round in 0..CHANGES / 2 {
+            if round % 4 == 0 {
+                nft(&cluster.node, sabotage);
+            }
+            proxier.dataplane_mut().distrust_rules();
+            let applied = proxier.sync(clock::since_boot()).unwrap();
+            assert!(matches!(applied.rules, Some(Ok(()))), "{applied:?}");
+        }
+    };
+    let new = meanwhile(&all_kinds, newcomer, || {
+        known = meanwhile(&all_kinds, resolver, change);
+    });
+    let asked = new.iter().chain(&known).map(|it| it.asked);
+    eprintln!("{} questions", asked.sum::<usize>());
+    for (nth, (_, to)) in all_kinds.iter().enumerate() {
+        for tally in [&new[nth], &known[nth]] {
+            assert!(tally.asked > 50 && tally.lost.is_empty(), "{to}: {tally:?}");
+        }
+    }
 }

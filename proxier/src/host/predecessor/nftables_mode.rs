@@ -10,9 +10,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
+use netlink::Result;
 use netlink::attr::{Attribute, find};
 use netlink::transport::{Transport, protocols};
-use netlink::{Error, Result};
 use nftables::raw::{contents, message_type, read_elements, read_verdict};
 use nftables::sys::*;
 use nftables::{Key, KeyType, Set, SetKind, Value, Verdict};
@@ -264,7 +264,9 @@ impl Table {
                 reached.outside.extend(&targets);
             }
             let timeout = rule.sets.iter().find_map(|set| self.affinity.get(set));
-            reached.affinity_secs = reached.affinity_secs.or(timeout.copied());
+            if reached.affinity_secs.is_none() {
+                reached.affinity_secs = timeout.copied();
+            }
             for chain in chains {
                 self.walk(transport, &chain, for_outside, reached, depth)?;
             }
@@ -384,7 +386,7 @@ fn dump<T>(
         Err(error) if error.errno() == Some(Errno::NOENT) && kind == NFT_MSG_GETRULE => {
             Ok(Vec::new())
         }
-        other => other.map_err(Error::from),
+        other => other,
     }
 }
 
