@@ -234,7 +234,13 @@ pub(super) fn notice_no_repair<D: Dataplane>(
             }
             proxier.dataplane_mut().distrust_rules();
             let applied = proxier.sync(clock::since_boot()).unwrap();
-            assert!(matches!(applied.rules, Some(Ok(()))), "{applied:?}");
+            // With nftables, nothing is written if nothing differs.
+            let is_repaired = match applied.rules {
+                Some(Ok(())) => true,
+                Some(Err(_)) => false,
+                None => round % 4 != 0,
+            };
+            assert!(is_repaired, "{applied:?}");
         }
     };
     let new = meanwhile(&all_kinds, newcomer, || {
