@@ -14,9 +14,7 @@ use proxier::testing::clock;
 use proxier::testing::dataplane::nftables::{Nftables, TABLE};
 use proxier::testing::model::TrafficPolicy;
 
-use super::load::{
-    PATIENCE, Tally, meanwhile, newcomer, newcomer_over_tcp, notice_no_repair, source_ranges_hold,
-};
+use super::load::{PATIENCE, Tally, meanwhile, newcomer, newcomer_over_tcp};
 use super::observed::{self, Row};
 use super::scene::{Scene, program};
 use super::services::{Endpoint, POD_B1, POD1, POD2, Services};
@@ -345,26 +343,6 @@ fn draws(client: &Host, frontends: &[&str], times: usize) -> Vec<Vec<String>> {
     };
     let round = |_| frontends.iter().map(ask).collect();
     client.run(|| (0..times).map(round).collect())
-}
-
-#[test]
-fn source_ranges_of_maps_hold_while_they_change() {
-    lab::test(|| {
-        let mut maps = Maps::new(Services::dual());
-        source_ranges_hold(&maps.cluster, &mut maps.proxier);
-    });
-}
-
-#[test]
-fn clients_notice_no_repair_of_maps() {
-    lab::test(|| {
-        let mut maps = Maps::new(Services::dual());
-        let sabotage = "add rule inet T after counter\n\
-                        flush chain inet T leaving\n\
-                        add element inet T service-addresses-4 { 192.0.2.99 }";
-        let sabotage = sabotage.replace(" T ", &format!(" {TABLE} "));
-        notice_no_repair(&maps.cluster, &mut maps.proxier, &sabotage);
-    });
 }
 
 /// An old and a new endpoint both answer, so each question is answered, whichever slots the packet finds.
