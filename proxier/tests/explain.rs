@@ -19,6 +19,8 @@ mod page;
 #[path = "conformance/recorded.rs"]
 #[expect(dead_code, reason = "the tests of the plan use the rest")]
 mod recorded;
+#[path = "explain/scene.rs"]
+mod scene;
 
 use observed::Row;
 use recorded::conformance;

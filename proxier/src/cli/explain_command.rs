@@ -24,7 +24,7 @@ use crate::explain::way::step::{Explanation, Outcome, Seen, Step};
 use crate::explain::way::{Asked, Sight, host};
 use crate::host::way::{self as host_way, HostWay, Traffic};
 use crate::plan::frontend::Frontend;
-use crate::plan::{Capabilities, Planner, RelayAbilities};
+use crate::plan::{Capabilities, FrontendKind, Planner, RelayAbilities};
 use crate::reconcile::Proxier;
 use crate::util::clock;
 
@@ -278,6 +278,7 @@ impl Flags {
         if endpoints.is_empty() || is_unknown {
             return Ok(Vec::new());
         }
+        let plan = planned.desired().frontends.get(&asked.frontend);
         let way = HostWay::read(&Traffic {
             protocol: asked.frontend.protocol,
             client: asked.packet.source,
@@ -287,6 +288,9 @@ impl Flags {
             has_ipvs,
             input_mark: packets.input_accept_bit.map_or(0, MarkBit::mark),
             forward_mark: packets.forward_accept_bit.map_or(0, MarkBit::mark),
+            // The shield leaves node ports out. Maps translate before other programs do.
+            is_shielded: !has_ipvs
+                || plan.is_none_or(|it| it.profile.kind != FrontendKind::NodePort),
         })?;
         Ok(host::steps(asked, &way, &planned.desired().local_endpoints))
     }

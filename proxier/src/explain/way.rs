@@ -13,13 +13,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use nftables::{End, Match, Packet};
 
-use crate::cluster::model::{Family, Protocol, Service, ServicePort, TrafficPolicy};
+use crate::cluster::model::{Family, Protocol, ServicePort, TrafficPolicy};
 use crate::dataplane::Planned;
 use crate::plan::frontend::Frontend;
-use crate::plan::{
-    Availability, Balancing, FrontendKind, FrontendPlan, LeftOut, Scope, Surveyed, survey,
-};
+use crate::plan::{Balancing, FrontendKind, FrontendPlan, Scope};
 
+mod endpoints;
 pub(crate) mod finding;
 pub(crate) mod host;
 pub(crate) mod kernel;
@@ -302,7 +301,10 @@ impl Sight<'_> {
         });
         if !passed.endpoints.is_empty() {
             steps.push(self.server(balancing, passed));
-            steps.extend(self.source(plan, asked));
+            // Without our rules, those of another program decide about the source.
+            if !matches!(self.rules, Rules::Ipvs(None, _)) {
+                steps.push(self.source(plan, asked));
+            }
         }
         steps
     }
@@ -340,133 +342,6 @@ impl Sight<'_> {
         Some(Step::new(what, because, self.seen).finding(&SOURCE_RANGES, outcome, next))
     }
 
-    /// Explains which endpoints serve, and why the others do not. Returns the kind of the finding, if none serves.
-    fn endpoints(
-        &self,
-        plan: &FrontendPlan,
-        (policy, family): (TrafficPolicy, Family),
-        asked: &Asked,
-    ) -> (Step, Option<(&'static Kind, Outcome)>) {
-        let snapshot = self.planned.snapshot;
-        let service = snapshot.service(&plan.owner.service);
-        let is_port = |port: &&ServicePort| {
-            port.name == plan.owner.port && port.protocol == asked.frontend.protocol
-        };
-        let port = service.and_then(|service| service.ports.iter().find(is_port));
-        let config = self.planned.config();
-        let all = match (service, port) {
-            (Some(service), Some(port)) => {
-                survey(snapshot, config, (service, port), family, policy)
-            }
-            _ => Vec::new(),
-        };
-        let accepting = all
-            .iter()
-            .filter(|it| it.result.is_ok_and(|weight| weight > 0));
-        let accepting = accepting.count();
-        let policy_field = match plan.profile.access.scope {
-            Scope::Internal => "spec.internalTrafficPolicy",
-            Scope::External | Scope::NodePort => "spec.externalTrafficPolicy",
-        };
-        let details = all
-            .iter()
-            .map(|it| self.endpoint(it, service, policy_field));
-        let details = details.collect();
-        let name = &plan.owner.service;
-        let is_inside = plan.inside.is_some() && policy == TrafficPolicy::Cluster;
-        let because = match (policy, is_inside) {
-            (TrafficPolicy::Local, _) => format!("{policy_field} of Service {name} is Local"),
-            (TrafficPolicy::Cluster, true) => {
-                format!(
-                    "{policy_field} is Local, which does not restrict clients inside the cluster"
-                )
-            }
-            (TrafficPolicy::Cluster, false) => {
-                format!("{policy_field} of Service {name} is Cluster")
-            }
-        };
-        let node = match &*config.node_name {
-            "" => "this node",
-            name => name,
-        };
-        let (what, kind) = match (accepting, plan.profile.access.endpoints) {
-            (0, Availability::RemoteOnly) if policy == TrafficPolicy::Local => (
-                format!(
-                    "policy Local, and no endpoint of Service {} is on {node}",
-                    plan.owner
-                ),
-                Some(&NO_LOCAL_ENDPOINT),
-            ),
-            (0, _) => {
-                let reasons: BTreeSet<&str> = all.iter().map(|it| short(it.result)).collect();
-                let reasons: Vec<&str> = reasons.into_iter().collect();
-                let of_all = match all.len() {
-                    0 => "no EndpointSlice lists one for this port and family".to_owned(),
-                    1 => format!("the only one {}", reasons.join(", ")),
-                    count => format!("of {count}: {}", reasons.join(", ")),
-                };
-                (
-                    format!(
-                        "Service {} has no endpoint that accepts connections: {of_all}",
-                        plan.owner
-                    ),
-                    Some(&NO_ENDPOINT),
-                )
-            }
-            (count, _) => (
-                format!("{count} of {} endpoints accept connections", all.len()),
-                None,
-            ),
-        };
-        let outcome = match &asked.passed.arrival {
-            Arrival::Ended(End::Dropped(_)) => Outcome::Dropped,
-            _ => Outcome::Refused,
-        };
-        let step = Step::new(what, because, Seen::Plan).with_details(details);
-        (step, kind.map(|kind| (kind, outcome)))
-    }
-
-    /// Returns the line of an endpoint.
-    fn endpoint(&self, it: &Surveyed, service: Option<&Service>, policy_field: &str) -> String {
-        let location = &it.endpoint.location;
-        let node = match &location.node {
-            Some(node) => format!("on {node}"),
-            None => "on no known node".to_owned(),
-        };
-        let keys = "annotation ipvs-proxier.io/topology-keys";
-        let hinted = |names: &[std::sync::Arc<str>]| {
-            let names: Vec<&str> = names.iter().map(|name| &**name).collect();
-            names.join(", ")
-        };
-        let reason = match it.result {
-            Ok(0) => {
-                "weight 0, so no new connections (annotation ipvs-proxier.io/weights)".to_owned()
-            }
-            Ok(weight) => return format!("{} {node}, weight {weight}", it.address),
-            Err(LeftOut::OtherNode) => format!("{policy_field} is Local"),
-            Err(LeftOut::NotReady) => "conditions.ready is false".to_owned(),
-            Err(LeftOut::Terminating) => {
-                "conditions.terminating is true, and others are ready".to_owned()
-            }
-            Err(LeftOut::Gone) => {
-                "conditions.terminating is true, conditions.serving false".to_owned()
-            }
-            Err(LeftOut::NodeHint) => {
-                format!("hints.forNodes is {}", hinted(&location.hints.nodes))
-            }
-            Err(LeftOut::ZoneHint) => {
-                let cause = service.map_or("", |_| "; see spec.trafficDistribution");
-                format!("hints.forZones is {}{cause}", hinted(&location.hints.zones))
-            }
-            Err(LeftOut::Key(key)) => format!("{keys}: others match {}", key.as_str()),
-            Err(LeftOut::NoKey) => format!("{keys}: no key matches an endpoint"),
-        };
-        format!(
-            "{} {node}, left out: {reason} (EndpointSlice {})",
-            it.address, it.slice
-        )
-    }
-
     /// Explains how an endpoint is chosen.
     fn server(&self, balancing: &Balancing, passed: &Passed) -> Step {
         let scheduler = &balancing.scheduler;
@@ -500,17 +375,13 @@ impl Sight<'_> {
     }
 
     /// Explains the source that endpoints see.
-    fn source(&self, plan: &FrontendPlan, asked: &Asked) -> Vec<Step> {
+    fn source(&self, plan: &FrontendPlan, asked: &Asked) -> Step {
         let Asked { packet, passed, .. } = asked;
         let hidden = passed.endpoints.iter().filter(|it| it.masqueraded).count();
         let source = packet.source.ip();
         if hidden == 0 {
             let what = format!("endpoints see the client's address, {source}");
-            return vec![Step::new(
-                what,
-                "no rule masquerades the connection",
-                self.seen,
-            )];
+            return Step::new(what, "no rule masquerades the connection", self.seen);
         }
         let access = &plan.profile.access;
         let because = match (access.scope, access.policy) {
@@ -537,18 +408,7 @@ impl Sight<'_> {
         let what = format!(
             "{who} see an address of this node instead of {source}: the connection is masqueraded"
         );
-        vec![Step::new(what, because, self.seen)]
-    }
-}
-
-fn short(result: Result<u16, LeftOut>) -> &'static str {
-    match result {
-        Ok(_) => "has weight 0",
-        Err(LeftOut::OtherNode) => "is on another node",
-        Err(LeftOut::NotReady) => "is not ready",
-        Err(LeftOut::Terminating | LeftOut::Gone) => "is terminating",
-        Err(LeftOut::NodeHint | LeftOut::ZoneHint) => "is hinted elsewhere",
-        Err(LeftOut::Key(_) | LeftOut::NoKey) => "matches no topology key",
+        Step::new(what, because, self.seen)
     }
 }
 

@@ -48,7 +48,7 @@ use accepted::{Accepted, Author};
 pub(crate) use chain::ForeignChain;
 pub(crate) use chain::ForeignHook;
 use chain::may_drop;
-pub(crate) use decision::{Dropping, Headers};
+pub(crate) use decision::{Headers, Taking};
 pub use report::ChainReport;
 use report::DropCause;
 pub(crate) use report::DroppingChain;

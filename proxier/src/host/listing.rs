@@ -165,6 +165,16 @@ impl ChainName {
         })
     }
 
+    /// Returns the words of the command `nft list` that lists it.
+    pub(crate) fn listed(&self) -> String {
+        let Self {
+            family,
+            table,
+            name,
+        } = self;
+        format!("chain {family} {table} {name}")
+    }
+
     /// Returns the name of the chain's table.
     pub(crate) fn table(&self) -> TableName {
         TableName {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use super::foreign_chains::{Dropping, ForeignChains, ForeignHook, Headers};
+use super::foreign_chains::{ForeignChains, ForeignHook, Headers, Taking};
 use super::routes::{Route, Routes};
 use super::{Treatment, Treatments};
 use crate::cluster::model::Protocol;
@@ -27,6 +27,24 @@ pub(crate) struct Traffic {
     pub(crate) input_mark: u32,
     /// The mark that our table gives packets at the hook forward (`--forward-drop=accept`); 0 beside IPVS.
     pub(crate) forward_mark: u32,
+    /// Whether our table binds connections to their destination before NAT chains of other programs.
+    pub(crate) is_shielded: bool,
+}
+
+impl Traffic {
+    /// Returns the headers of the first packet as it arrives.
+    fn arriving(&self) -> Headers {
+        Headers {
+            protocol: self.protocol,
+            source: self.client,
+            destination: self.frontend,
+            input: self.device.clone(),
+            output: String::new(),
+            mark: self.input_mark,
+            is_answer: false,
+            is_for_this_node: true,
+        }
+    }
 }
 
 /// The facts about the way of these packets.
@@ -42,13 +60,15 @@ pub(crate) struct HostWay {
     pub(crate) wrong_settings: Vec<(&'static str, u64)>,
     /// The chains of other programs that drop packets, or may do so.
     pub(crate) drops: Vec<Drop>,
+    /// The NAT chains of other programs that send packets elsewhere, or may do so.
+    pub(crate) translations: Vec<Taking>,
 }
 
 /// A chain of another program that drops some of the packets.
 #[derive(Clone, Debug)]
 pub(crate) struct Drop {
     pub(crate) hook: ForeignHook,
-    pub(crate) dropping: Dropping,
+    pub(crate) taking: Taking,
     /// Whether the dropped packets are answers of endpoints.
     pub(crate) are_answers: bool,
     /// For how many of the endpoints.
@@ -115,15 +135,18 @@ impl HostWay {
             are_translated: !traffic.has_ipvs,
         };
         let mut chains = ForeignChains::open(warn)?;
+        if !traffic.is_shielded {
+            self.translations = chains.translating(&traffic.arriving())?;
+        }
         for (hook, are_answers, all) in self.passed(traffic) {
             let mut found: Vec<Drop> = Vec::new();
             for headers in &all {
-                for dropping in chains.dropping(hook, headers)? {
-                    match found.iter_mut().find(|it| it.dropping == dropping) {
+                for taking in chains.dropping(hook, headers)? {
+                    match found.iter_mut().find(|it| it.taking == taking) {
                         Some(known) => known.endpoints += 1,
                         None => found.push(Drop {
                             hook,
-                            dropping,
+                            taking,
                             are_answers,
                             endpoints: 1,
                             is_for_all: false,
@@ -149,13 +172,13 @@ impl HostWay {
         let to_client = self.to_client.clone().flatten();
         let to_client = to_client.map_or_else(String::new, |route| route.device);
         let headers = |source, destination, input: &str, output: &str| Headers {
-            protocol: traffic.protocol,
             source,
             destination,
             input: input.to_owned(),
             output: output.to_owned(),
             mark: 0,
-            is_answer: false,
+            is_for_this_node: false,
+            ..traffic.arriving()
         };
         let endpoints = || traffic.endpoints.iter().take(MOST_ENDPOINTS).copied();
         let requests = |input: &str| -> Vec<Headers> {
@@ -169,17 +192,11 @@ impl HostWay {
             })
             .collect();
         match (is_forwarded, traffic.has_ipvs) {
-            (true, true) => {
-                let arriving = Headers {
-                    mark: traffic.input_mark,
-                    ..headers(traffic.client, traffic.frontend, &traffic.device, "")
-                };
-                vec![
-                    (ForeignHook::Input, false, vec![arriving]),
-                    (ForeignHook::Output, false, requests("")),
-                    (ForeignHook::Forward, true, answers),
-                ]
-            }
+            (true, true) => vec![
+                (ForeignHook::Input, false, vec![traffic.arriving()]),
+                (ForeignHook::Output, false, requests("")),
+                (ForeignHook::Forward, true, answers),
+            ],
             (true, false) => {
                 let marked = |all: Vec<Headers>| {
                     let mark = traffic.forward_mark;

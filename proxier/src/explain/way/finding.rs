@@ -33,6 +33,7 @@ kinds! {
     REVERSE_PATH = "X041" "Reverse path filtering drops packets";
     NO_ROUTE = "X042" "No route";
     FOREIGN_CHAIN = "X050" "A chain of another program drops packets";
+    FOREIGN_NAT = "X051" "A NAT rule of another program takes connections";
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::Asked;
-use super::finding::{FOREIGN_CHAIN, NO_ROUTE, REVERSE_PATH, SETTING};
+use super::finding::{FOREIGN_CHAIN, FOREIGN_NAT, NO_ROUTE, REVERSE_PATH, SETTING};
 use super::step::{Outcome, Seen, Step};
-use crate::host::foreign_chains::{Dropping, ForeignHook};
+use crate::host::foreign_chains::{ForeignHook, Taking};
 use crate::host::way::{Drop, HostWay};
 
 /// Strict filtering (RFC 3704), as `rp_filter` has it.
@@ -42,6 +42,21 @@ pub(crate) fn steps(asked: &Asked, way: &HostWay, here: &BTreeSet<IpAddr>) -> Ve
             Seen::Kernel,
         );
         steps.push(step.finding(&SETTING, outcome, format!("sysctl -w {name}=1")));
+    }
+    for taking in &way.translations {
+        let verb = if taking.is_certain {
+            "sends"
+        } else {
+            "may send"
+        };
+        let what = format!(
+            "{} {verb} the client's packets to another destination",
+            taking.by
+        );
+        let because = "NAT rules of other programs come before node ports, as with kube-proxy";
+        let step = Step::new(what, because, Seen::Kernel);
+        let next = format!("nft --handle list {}", taking.chain.listed());
+        steps.push(step.finding(&FOREIGN_NAT, Outcome::Unknown, next));
     }
     steps.extend(chains(way, ForeignHook::Input, false));
     for (endpoint, route) in &way.to_endpoints {
@@ -118,11 +133,11 @@ pub(crate) fn steps(asked: &Asked, way: &HostWay, here: &BTreeSet<IpAddr>) -> Ve
 fn chains(way: &HostWay, hook: ForeignHook, are_answers: bool) -> Vec<Step> {
     let is_here = |drop: &&Drop| drop.hook == hook && drop.are_answers == are_answers;
     let step = |drop: &Drop| {
-        let Dropping {
+        let Taking {
             chain,
             by,
             is_certain,
-        } = &drop.dropping;
+        } = &drop.taking;
         let verb = if *is_certain { "drops" } else { "may drop" };
         let packets = match (are_answers, hook) {
             (true, _) => "the answers of endpoints",

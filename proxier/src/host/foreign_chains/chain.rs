@@ -80,16 +80,6 @@ impl ForeignChain {
         self.hook
     }
 
-    /// Returns the words of the command `nft list` that lists it.
-    pub(crate) fn listed(&self) -> String {
-        let ChainName {
-            family,
-            table,
-            name,
-        } = &self.name;
-        format!("chain {family} {table} {name}")
-    }
-
     /// Returns whether firewalld made this chain.
     pub(super) fn is_of_firewalld(&self) -> bool {
         self.name.table == "firewalld"

@@ -10,7 +10,8 @@ use netlink::attr::find;
 use netlink::transport::Transport;
 
 use super::ForeignChains;
-use super::chain::{ForeignChain, ForeignHook};
+use super::chain::ForeignHook;
+use super::dump_chains;
 use crate::host::listing::{self, ChainName};
 use nftables::Verdict;
 use nftables::raw::{contents, message_type};
@@ -29,17 +30,20 @@ const MOST_JUMPS: usize = 16;
 /// The most rules that are evaluated for one packet.
 const MOST_RULES: usize = 100_000;
 
+/// The hook before routing (`enum nf_inet_hooks`).
+const NF_INET_PRE_ROUTING: u32 = 0;
+
 /// The prefix of the names of our own tables.
 const OURS: &str = "ipvs-proxier";
 
-/// A chain that drops a packet, or may drop it.
+/// A chain that takes a packet out of its way: it drops it, or a NAT chain sends it elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Dropping {
+pub(crate) struct Taking {
     /// The chain at the hook.
-    pub(crate) chain: ForeignChain,
-    /// The rule or policy that drops: `rule 4 of chain input of table inet filter`.
+    pub(crate) chain: ChainName,
+    /// The rule or policy that does so: `rule 4 of chain input of table inet filter`.
     pub(crate) by: String,
-    /// Whether it certainly drops. If not, a rule before it that was not evaluated may accept the packet.
+    /// Whether it certainly does. If not, a rule before it that was not evaluated may accept the packet.
     pub(crate) is_certain: bool,
 }
 
@@ -84,25 +88,55 @@ impl ForeignChains {
         &mut self,
         hook: ForeignHook,
         headers: &Headers,
-    ) -> Result<Vec<Dropping>, Error> {
+    ) -> Result<Vec<Taking>, Error> {
+        let chains = self.chains()?.into_iter();
+        let chains = chains.filter(|(chain, _)| chain.hook == hook);
+        let chains = chains.map(|(chain, has_drop_policy)| (chain.name, has_drop_policy));
+        self.taking(chains.collect(), headers)
+    }
+
+    /// Returns the NAT chains of other programs that send a packet with these headers to another destination, or may do
+    /// so, before it is routed. Changes nothing.
+    ///
+    /// # Cost
+    /// As [`Self::dropping`].
+    ///
+    /// # Errors
+    /// Those of the socket and of the kernel.
+    pub(crate) fn translating(&mut self, headers: &Headers) -> Result<Vec<Taking>, Error> {
+        let hook = match headers.input.is_empty() {
+            true => NF_INET_LOCAL_OUT,
+            false => NF_INET_PRE_ROUTING,
+        };
+        let chains = dump_chains(&mut self.transport, |payload| read_nat(payload, hook))?;
+        let chains = chains.into_iter().map(|chain| (chain, false));
+        self.taking(chains.collect(), headers)
+    }
+
+    /// Evaluates `chains`, each with whether its policy is drop.
+    fn taking(
+        &mut self,
+        chains: Vec<(ChainName, bool)>,
+        headers: &Headers,
+    ) -> Result<Vec<Taking>, Error> {
         let mut found = Vec::new();
-        for (chain, has_drop_policy) in self.chains()? {
-            let is_of_family = match chain.name.family {
+        for (chain, has_drop_policy) in chains {
+            let is_of_family = match chain.family {
                 "ip" => headers.source.is_ipv4(),
                 "ip6" => headers.source.is_ipv6(),
                 _ => true,
             };
-            if chain.hook != hook || !is_of_family || chain.name.table.starts_with(OURS) {
+            if !is_of_family || chain.table.starts_with(OURS) {
                 continue;
             }
             let mut evaluation = Evaluation {
-                rules: read(&mut self.transport, &chain.name)?,
-                elements: Elements::new(&mut self.transport, &chain.name),
-                name: &chain.name,
+                rules: read(&mut self.transport, &chain)?,
+                elements: Elements::new(&mut self.transport, &chain),
+                name: &chain,
                 headers,
                 left: MOST_RULES,
             };
-            let mut ends = evaluation.run(&chain.name.name, 0)?;
+            let mut ends = evaluation.run(&chain.name, 0)?;
             if ends.continues {
                 let policy = Ends {
                     accepts: !has_drop_policy,
@@ -111,7 +145,7 @@ impl ForeignChains {
                 };
                 ends.add(&policy);
             }
-            found.extend(ends.drops.map(|by| Dropping {
+            found.extend(ends.drops.map(|by| Taking {
                 chain,
                 by,
                 is_certain: !ends.accepts,
@@ -119,6 +153,19 @@ impl ForeignChains {
         }
         Ok(found)
     }
+}
+
+/// Reads the name of a NAT chain at `hook`; `None` for any other chain.
+fn read_nat(payload: &[u8], hook: u32) -> Result<Option<ChainName>, Error> {
+    let kind = find(contents(payload), NFTA_CHAIN_TYPE)?;
+    let is_nat = kind.is_some_and(|kind| listing::text(kind.value) == "nat");
+    let found = find(contents(payload), NFTA_CHAIN_HOOK)?;
+    let number = found
+        .map(|found| find(found.nested(), NFTA_HOOK_HOOKNUM))
+        .transpose()?;
+    let number = number.flatten().map(|number| number.u32_be()).transpose()?;
+    let is_here = is_nat && number == Some(hook);
+    is_here.then(|| listing::chain_name(payload)).transpose()
 }
 
 /// Reads the rules of the table of `chain`.

@@ -11,6 +11,7 @@ use nftables::Verdict;
 use nftables::raw::read_verdict;
 use nftables::sys::*;
 
+const NFTA_FIB_F_DADDR: u32 = 2;
 const NFT_CMP_LT: u32 = 2;
 const NFT_CMP_LTE: u32 = 3;
 const NFT_CMP_GT: u32 = 4;
@@ -38,6 +39,8 @@ pub(crate) struct Headers {
     pub(crate) mark: u32,
     /// Whether it answers the first packet of its connection.
     pub(crate) is_answer: bool,
+    /// Whether its destination is certainly local.
+    pub(crate) is_for_this_node: bool,
 }
 
 /// Whether a rule matches.
@@ -212,8 +215,18 @@ pub(super) fn evaluate(
                 }
                 Some(true)
             }
-            "reject" => {
+            // Destination NAT takes the packet out of its way, too. Source NAT does not.
+            "nat" if number(NFTA_NAT_TYPE)? != NFT_NAT_DNAT => Some(true),
+            "reject" | "nat" | "redir" => {
                 effect.verdict = Some(Verdict::Drop);
+                Some(true)
+            }
+            "fib" => {
+                let is_type = number(NFTA_FIB_RESULT)? == NFT_FIB_RESULT_ADDRTYPE;
+                let is_known = is_type && number(NFTA_FIB_FLAGS)? == NFTA_FIB_F_DADDR;
+                let loaded =
+                    (is_known && headers.is_for_this_node).then(|| RTN_LOCAL.to_ne_bytes());
+                registers.set(number(NFTA_FIB_DREG)?, loaded.as_ref().map(|it| &it[..]));
                 Some(true)
             }
             "match" => {
@@ -223,7 +236,7 @@ pub(super) fn evaluate(
             }
             "target" => {
                 let name = of(NFTA_TARGET_NAME)?.map(|it| it.string()).transpose()?;
-                if name == Some("REJECT") {
+                if matches!(name, Some("REJECT" | "DNAT" | "REDIRECT")) {
                     effect.verdict = Some(Verdict::Drop);
                 }
                 Some(true)
@@ -336,6 +349,29 @@ impl Headers {
                     _ if flags == STATE | DIRECTION => Some(in_state && in_direction),
                     _ => None,
                 }
+            }
+            // `struct xt_addrtype_info_v1`: masks of types of the source and of the destination.
+            "addrtype" if self.is_for_this_node && u16_at(0)? == 0 && u32_at(4)? == 0 => {
+                Some(u16_at(2)? & (1 << RTN_LOCAL) != 0)
+            }
+            // `struct xt_multiport_v1`: flags, count, ports, which of them begin a range, inversion.
+            "multiport" => {
+                let (kind, count) = (*info.first()?, usize::from(*info.get(1)?));
+                let ports: &[u16] = match kind {
+                    0 => &[self.source.port()],
+                    1 => &[self.destination.port()],
+                    _ => &[self.source.port(), self.destination.port()],
+                };
+                let mut is_in = false;
+                for index in 0..count.min(15) {
+                    let first = u16_at(2 + 2 * index)?;
+                    let last = match *info.get(32 + index)? {
+                        0 => first,
+                        _ => u16_at(4 + 2 * index)?,
+                    };
+                    is_in |= ports.iter().any(|port| (first..=last).contains(port));
+                }
+                Some(is_in != (*info.get(47)? != 0))
             }
             // `struct xt_tcp` and `struct xt_udp` begin with the ranges of ports; the flags that invert are last.
             "tcp" | "udp" => {
