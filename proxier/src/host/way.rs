@@ -118,6 +118,7 @@ impl HostWay {
         let needed = [
             (forwarding, is_forwarded),
             ("net/ipv4/vs/conntrack", traffic.has_ipvs),
+            ("net/ipv4/vs/expire_nodest_conn", traffic.has_ipvs),
         ];
         for (name, _) in needed.into_iter().filter(|(_, is_needed)| *is_needed) {
             let found = setting(name).filter(|value| *value != 1);

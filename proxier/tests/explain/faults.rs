@@ -298,6 +298,11 @@ fn settings_and_routes_are_named() {
         scene.check(&asymmetric);
         scene.on_node("ip route del 203.0.113.9/32 dev ext1");
         set("ipv4/conf/ext0/rp_filter", "0");
+        // 8: flows to a removed endpoint stay.
+        set("ipv4/vs/expire_nodest_conn", "0");
+        let words = "net.ipv4.vs.expire_nodest_conn is 0";
+        scene.check(&case("8", ("ext", NODE_PORT), "answered", words));
+        set("ipv4/vs/expire_nodest_conn", "1");
         // 3, 11: without tracking, nothing is masqueraded.
         set("ipv4/vs/conntrack", "0");
         scene.check(&case(

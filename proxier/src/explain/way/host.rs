@@ -19,21 +19,24 @@ pub(crate) fn steps(asked: &Asked, way: &HostWay, here: &BTreeSet<IpAddr>) -> Ve
     let client = packet.source.ip();
     for (name, value) in &way.wrong_settings {
         let name = name.replace('/', ".");
-        let is_conntrack = name.ends_with("conntrack");
         let hidden = asked.passed.endpoints.iter().filter(|it| it.masqueraded);
         let mut elsewhere = hidden.filter(|it| !here.contains(&it.address.ip()));
-        let (effect, outcome) = match is_conntrack {
-            false => (
-                "the answers of endpoints are not forwarded",
-                Outcome::Dropped,
-            ),
-            true if elsewhere.next().is_some() => (
+        let (effect, outcome) = match &*name {
+            "net.ipv4.vs.conntrack" if elsewhere.next().is_some() => (
                 "connections through IPVS are not masqueraded, so answers of other nodes may miss this one",
                 Outcome::Unknown,
             ),
-            true => (
+            "net.ipv4.vs.conntrack" => (
                 "connections through IPVS are not masqueraded",
                 Outcome::Answered,
+            ),
+            "net.ipv4.vs.expire_nodest_conn" => (
+                "packets of open connections and flows to a removed endpoint vanish",
+                Outcome::Answered,
+            ),
+            _ => (
+                "the answers of endpoints are not forwarded",
+                Outcome::Dropped,
             ),
         };
         let step = Step::new(
