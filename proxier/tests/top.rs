@@ -295,7 +295,7 @@ fn the_page_shows_what_top_shows() {
         let (is_success, _) = off.top(&[]);
         assert!(is_success, "top needs no page");
         drop(off);
-        let daemon = Daemon::start(&["--metrics-bind-address=127.0.0.1:10249", "--status-page"]);
+        let _daemon = Daemon::start(&["--metrics-bind-address=127.0.0.1:10249", "--status-page"]);
         assert!(cluster.pod3.ask_tcp(WEB).backend().is_some());
         let (head, page) = request("GET", "/status?service=default/web&refresh=7");
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use lab::SetOnDrop;
 use lab::net::{Answer, Host, UdpClient, ask_tcp_within, ask_udp_within};
 use proxier::testing::clock;
-use proxier::testing::dataplane::{Applied, Dataplane as _};
+use proxier::testing::dataplane::Applied;
 
 use super::scene::{Scene, Subject, nft, program, with_each_dataplane};
 use super::services::Services;
@@ -184,7 +184,7 @@ fn source_ranges_hold_while_they_change<D: Subject>() {
     });
     let asked = |tallies: &[Tally]| tallies.iter().map(|it| it.asked).sum::<usize>();
     let (asked, refused) = (asked(&newcomers), asked(&intruders));
-    println!("{asked} questions of permitted clients, {refused} of forbidden ones");
+    eprintln!("{asked} questions of permitted clients, {refused} of forbidden ones");
     for tally in &newcomers {
         // A fast lab makes the changes in less time: 123 questions on 7.2 with seccomp(2).
         let is_enough = tally.asked > CHANGES / 4;
@@ -243,7 +243,7 @@ where
         known = meanwhile(&all_kinds, resolver, change);
     });
     let asked = new.iter().chain(&known).map(|it| it.asked);
-    println!("{} questions", asked.sum::<usize>());
+    eprintln!("{} questions", asked.sum::<usize>());
     for (nth, (_, to)) in all_kinds.iter().enumerate() {
         for tally in [&new[nth], &known[nth]] {
             assert!(tally.asked > 50 && tally.lost.is_empty(), "{to}: {tally:?}");

@@ -131,7 +131,7 @@ fn the_plugin_prints_which_nodes_differ() {
         } else {
             "healthy"
         };
-        view(node, health, node.len() as u32)
+        view(node, health, 1)
     });
     let cluster = Cluster::new(&[
         ("a", Some(&nodes[0])),
