@@ -185,7 +185,7 @@ pub trait Dataplane {
         now: Duration,
     ) -> Applied<Self::Changes>;
 
-    /// Calls `each` for every change of a round, in order.
+    /// Calls `each` for every change of a round, in order, or once for many of a kind ([`AppliedChange::count`]).
     fn report(
         &self,
         planned: Planned<'_>,
