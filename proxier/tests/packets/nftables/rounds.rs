@@ -58,13 +58,18 @@ impl Open {
     }
 }
 
-fn listing() -> String {
+/// Returns our sets and chains, sorted: the kernel lists them in the order of their creation.
+fn listing() -> Vec<String> {
     let listed = std::process::Command::new("/usr/sbin/nft")
         .args(["list", "table", "inet", TABLE])
         .output()
         .unwrap();
     assert!(listed.status.success());
-    String::from_utf8(listed.stdout).unwrap()
+    let text = String::from_utf8(listed.stdout).unwrap();
+    let content = text.strip_suffix("\n}\n").unwrap();
+    let mut blocks: Vec<String> = content.split("\n\n").map(str::to_owned).collect();
+    blocks.sort();
+    blocks
 }
 
 #[test]
