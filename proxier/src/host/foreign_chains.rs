@@ -109,8 +109,8 @@ impl Treatments {
 struct ChainRules {
     /// The rules that this program inserted.
     ours: Vec<OurRule>,
-    /// Whether the operator ran the command that [`DroppingChain`] prints.
-    has_operators: bool,
+    /// The comments of rules from the commands that [`DroppingChain`] prints.
+    of_operator: Vec<String>,
     /// Whether the last rule of others drops every packet.
     final_drop: Option<DropCause>,
 }
@@ -205,7 +205,11 @@ impl ForeignChains {
             return Ok(());
         };
         // The operator's own rule, which the log proposed, is as good as ours.
-        if rules.has_operators {
+        let is_of_operator = |it: &Accepted| {
+            let comment = it.operators_comment();
+            rules.of_operator.iter().any(|found| found == comment)
+        };
+        if accepted.last().is_some_and(is_of_operator) {
             return Ok(());
         }
         let are_translated = self.treatments.are_translated;
@@ -293,7 +297,7 @@ impl ForeignChains {
                 // The kernel dumps the rules in their order.
                 rules.ours.iter_mut().for_each(|rule| rule.is_last = false);
                 match author(message.payload) {
-                    Some(Author::Operator) => rules.has_operators = true,
+                    Some(Author::Operator(comment)) => rules.of_operator.push(comment),
                     Some(Author::Program(comment)) => {
                         let handle = listing::handle(message.payload)?;
                         rules.ours.extend(handle.map(|handle| OurRule {

@@ -15,9 +15,10 @@ pub(crate) enum Accepted {
     },
 }
 
-/// The comment in the command for the operator ([`Accepted::command`]). It is one word:
+/// The comments in the commands for the operator ([`Accepted::command`]). Each is one word:
 /// nft needs quotes around several words, and a shell would remove them.
-pub(super) const OPERATOR: &str = "ipvs-proxier";
+const OPERATOR_ANSWERS: &str = "ipvs-proxier";
+const OPERATOR_MARKED: &str = "ipvs-proxier-marked";
 
 const ANSWERS: &str = "ipvs-proxier: answers of endpoints";
 const FOR_FRONTENDS: &str = "ipvs-proxier: packets for frontends";
@@ -27,15 +28,15 @@ const FOR_FRONTENDS: &str = "ipvs-proxier: packets for frontends";
 pub(crate) enum Author {
     /// This program, with this comment. It may delete the rule.
     Program(String),
-    /// The operator, with the command that the log named.
-    Operator,
+    /// The operator, with the command that the log named, and with this comment.
+    Operator(String),
 }
 
 impl Author {
     /// Returns the author with this comment; `None` if the comment is not ours.
     pub(super) fn of(comment: &str) -> Option<Self> {
         match comment {
-            OPERATOR => Some(Self::Operator),
+            OPERATOR_ANSWERS | OPERATOR_MARKED => Some(Self::Operator(comment.to_owned())),
             _ if comment.starts_with(ANSWERS) || comment.starts_with(FOR_FRONTENDS) => {
                 Some(Self::Program(comment.to_owned()))
             }
@@ -63,6 +64,14 @@ impl Accepted {
         }
     }
 
+    /// Returns the comment of the rule of [`Self::command`].
+    pub(super) fn operators_comment(self) -> &'static str {
+        match self {
+            Self::Answers => OPERATOR_ANSWERS,
+            Self::Marked { .. } => OPERATOR_MARKED,
+        }
+    }
+
     /// Returns a shell command that makes the chain accept these packets.
     pub(super) fn command(self, chain: &ForeignChain) -> String {
         let ChainName {
@@ -70,9 +79,10 @@ impl Accepted {
             table,
             name,
         } = &chain.name;
+        let comment = self.operators_comment();
         match chain.iptables_program() {
             Some(program) => format!(
-                "{program} -t {table} {} {name} {} -m comment --comment {OPERATOR} -j ACCEPT",
+                "{program} -t {table} {} {name} {} -m comment --comment {comment} -j ACCEPT",
                 self.iptables_action(chain.hook),
                 self.iptables_match()
             ),
@@ -83,7 +93,7 @@ impl Accepted {
                     "insert"
                 };
                 format!(
-                    "nft {add} rule {family} {table} {name} {} accept comment {OPERATOR}",
+                    "nft {add} rule {family} {table} {name} {} accept comment {comment}",
                     self.nft_match()
                 )
             }
