@@ -15,6 +15,44 @@ use super::{Daemon, METRICS};
 /// The picture in the documentation. `STATUS_PICTURE=1 cargo test -p proxier --test top browser` makes it anew.
 const PICTURE: &str = "docs/status.png";
 
+/// A Service with endpoints in each state, on the loopback addresses of the relay's machine, and one without endpoints.
+const SHOP: &str = "
+apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: web}
+spec:
+  clusterIP: 10.96.0.10
+  ports: [{name: http, port: 80, targetPort: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  namespace: shop
+  name: web-x7k2p
+  labels: {kubernetes.io/service-name: web}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints:
+- {addresses: [127.80.0.1], nodeName: node-a, zone: eu-1a}
+- {addresses: [127.80.0.2], nodeName: node-b, zone: eu-1b}
+- {addresses: [127.80.0.3], nodeName: node-b, zone: eu-1b, conditions: {ready: false}}
+- {addresses: [127.80.0.4], nodeName: node-c, zone: eu-1c, conditions: {ready: false, serving: true, terminating: true}}
+- {addresses: [127.80.0.5], nodeName: node-a, zone: eu-1a}
+---
+apiVersion: v1
+kind: Service
+metadata: {namespace: billing, name: api}
+spec:
+  clusterIP: 10.96.0.30
+  ports: [{port: 443}]
+";
+
+/// Listens at an endpoint, and keeps the connections.
+fn serve(address: &str) {
+    let listener = TcpListener::bind(address).unwrap();
+    std::thread::spawn(move || listener.incoming().collect::<Vec<_>>());
+}
+
 /// Returns chromium with these arguments. It keeps nothing, and needs no sandbox of its own for our own page.
 fn chromium(profile: &TempDir, arguments: &[&str]) -> Command {
     let mut command = Command::new("chromium");
@@ -90,28 +128,37 @@ fn a_browser_shows_the_page_and_refreshes_it() {
             "--metrics-bind-address=127.0.0.1:10249",
             "--status-page",
         ];
-        let daemon = Daemon::start(&flags);
-        // So that the page shows a fault, too.
-        let endpoint = "- addresses: [10.244.1.3]\n";
+        for address in ["127.80.0.1:8080", "127.80.0.2:8080", "127.80.0.5:8080"] {
+            serve(address);
+        }
+        let daemon = Daemon::with(SHOP, &flags);
+        let connect = |_| TcpStream::connect("10.96.0.10:80").unwrap();
+        let connections: Vec<TcpStream> = (0..12).map(connect).collect();
+        // One leaves, and has connections.
         daemon.edit(
-            endpoint,
-            &format!("{endpoint}  conditions: {{ready: false}}\n"),
+            "- {addresses: [127.80.0.5], nodeName: node-a, zone: eu-1a}\n",
+            "",
         );
-        daemon.await_view("a fault", &["default/web"], |view| {
-            view.to_string().contains("not ready")
+        daemon.await_view("connections and a drain", &["shop/web"], |view| {
+            let rows = view["services"]["rows"].as_array().unwrap();
+            rows.iter()
+                .any(|row| row["active"] == 12 && row["draining"] == 1)
         });
         let profile = tempfile::tempdir().unwrap();
         let (address, requests) = watch();
-        let page = format!("http://{address}/status?service=default/web");
+        let page = format!("http://{address}/status?service=shop/web");
 
         let dom = chromium(&profile, &["--dump-dom", &format!("{page}&refresh=0")])
             .output()
             .unwrap();
         let dom = String::from_utf8(dom.stdout).unwrap();
         for part in [
-            "<td>10.244.1.2:8080</td>",
+            "<td>127.80.0.1:8080</td>",
             "<td class=\"warn\">not ready</td>",
-            "Service default/web</h2>",
+            "<td class=\"warn\">terminating, and others are ready</td>",
+            "<td class=\"warn\">removed; draining, at most ",
+            "<td class=\"bad\">no endpoint</td>",
+            "Service shop/web</h2>",
         ] {
             assert!(dom.contains(part), "{part}: {dom}");
         }
@@ -141,6 +188,7 @@ fn a_browser_shows_the_page_and_refreshes_it() {
         }
         assert!(documented.is_file(), "{PICTURE} is missing");
 
+        drop(connections);
         // Nothing else is loaded, and the page asks for itself again.
         while let Ok(path) = requests.try_recv() {
             assert!(

@@ -198,12 +198,7 @@ fn draw_service(frame: &mut Frame<'_>, service: &ServiceView, scroll: &mut usize
         rows.push(spread(plain(&text::frontend(frontend))).style(style));
         rows.extend(frontend.endpoints.iter().map(endpoint));
     }
-    if service.left_out > 0 {
-        rows.push(spread(format!(
-            "{} endpoints are left out",
-            service.left_out
-        )));
-    }
+    rows.extend(text::left_out(service).map(spread));
     *scroll = (*scroll).min(rows.len().saturating_sub(1));
     let [above, below] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
     frame.render_widget(Line::styled(plain(&title), bold()), above);

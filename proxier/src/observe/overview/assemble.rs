@@ -1,16 +1,15 @@
 //! The view from facts, as a pure function.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use super::census::Census;
+use super::census::{Census, Known};
 use super::counters::{CounterTable, Counts};
 use super::directory::{Detail, EndpointDetail, Entry, FrontendDetail};
 use super::history::Past;
 use super::model::*;
-use super::query::{Query, Sort};
-use crate::cluster::model::{ServicePortName, TrafficPolicy};
+use super::query::Query;
+use crate::cluster::model::TrafficPolicy;
 use crate::cluster::problem::Problem;
 use crate::observe::health::{ApiView, Facts, HealthVerdict};
 
@@ -60,16 +59,8 @@ pub(crate) struct Parts<'a> {
 /// A Service port that the query selects.
 #[derive(Debug)]
 pub(crate) struct Selected<'a> {
-    name: &'a ServicePortName,
-    entry: &'a Entry,
+    pub(super) known: &'a Known,
     faults: Vec<String>,
-}
-
-impl Selected<'_> {
-    /// Returns the Service port in short.
-    pub(crate) fn entry(&self) -> &Entry {
-        self.entry
-    }
 }
 
 /// The Service ports that a query selects.
@@ -81,7 +72,7 @@ pub(crate) struct Selection<'a> {
     matching: usize,
 }
 
-/// Selects and orders the Service ports of a census.
+/// Selects Service ports of a census, whose order is that of the query.
 pub(crate) fn select<'a>(census: &'a Census, problems: &[Problem], query: &Query) -> Selection<'a> {
     let mut of_service = BTreeMap::<&str, usize>::new();
     for problem in problems {
@@ -89,54 +80,31 @@ pub(crate) fn select<'a>(census: &'a Census, problems: &[Problem], query: &Query
             *of_service.entry(service).or_default() += 1;
         }
     }
-    let (mut wrong, mut rows) = (0, Vec::new());
-    for (name, entry) in &census.directory.0 {
+    let mut selection = Selection {
+        rows: Vec::new(),
+        wrong: 0,
+        matching: 0,
+    };
+    for known in &census.services {
         // Nearly no node has a Problem, and a name costs an allocation.
         let problems = match of_service.is_empty() {
             true => 0,
-            false => of_service
-                .get(&*name.service.to_string())
-                .copied()
-                .unwrap_or(0),
+            false => (of_service.get(&*known.name.service.to_string()).copied()).unwrap_or(0),
         };
-        let faults = faults(entry, problems);
-        wrong += usize::from(!faults.is_empty());
-        let is_hidden = query.only_wrong && faults.is_empty();
-        if !is_hidden && matches(name, entry, &query.filter) {
-            rows.push(Selected {
-                name,
-                entry,
-                faults,
+        let is_wrong = problems > 0 || !known.entry.unserved.is_empty();
+        selection.wrong += usize::from(is_wrong);
+        if query.only_wrong && !is_wrong || !matches(known, &query.filter) {
+            continue;
+        }
+        if selection.matching >= query.first && selection.rows.len() < query.rows {
+            selection.rows.push(Selected {
+                known,
+                faults: faults(&known.entry, problems),
             });
         }
+        selection.matching += 1;
     }
-    if query.sort != Sort::Name {
-        let key = |row: &Selected<'_>| {
-            let counts = Census::counts(row.entry, &census.table);
-            let open = counts.active.unwrap_or(0) + counts.inactive.unwrap_or(0);
-            // Where nothing has rates, the busiest so far is first.
-            let total = counts.total.unwrap_or(0);
-            // Rates are not negative, so their bits have their order.
-            let rate = |rate: Option<f64>| rate.unwrap_or(0.0).to_bits();
-            Reverse(match query.sort {
-                Sort::New => (rate(counts.rate), total, open),
-                Sort::Bytes => (rate(counts.byte_rate), counts.bytes.unwrap_or(0), open),
-                Sort::Connections | Sort::Name => (open, total, 0),
-            })
-        };
-        // Stable: equal ones stay in order of names.
-        rows.sort_by_cached_key(key);
-    }
-    let matching = rows.len();
-    let first = query.first.min(matching);
-    let last = first.saturating_add(query.rows).min(matching);
-    rows.truncate(last);
-    rows.drain(..first);
-    Selection {
-        rows,
-        wrong,
-        matching,
-    }
+    selection
 }
 
 fn faults(entry: &Entry, problems: usize) -> Vec<String> {
@@ -150,7 +118,7 @@ fn faults(entry: &Entry, problems: usize) -> Vec<String> {
 }
 
 /// Returns whether a row contains the `filter`: in its name, in a frontend, or as a state.
-fn matches(name: &ServicePortName, entry: &Entry, filter: &str) -> bool {
+fn matches(Known { name, entry, .. }: &Known, filter: &str) -> bool {
     if filter.is_empty() {
         return true;
     }
@@ -171,15 +139,17 @@ pub(crate) fn overview(parts: Parts<'_>, selection: &Selection<'_>, query: &Quer
         visible,
         ..
     } = parts;
-    let row = |selected: &Selected<'_>| {
-        let Selected {
+    let row = |Selected { known, faults }: &Selected<'_>| {
+        let Known {
             name,
             entry,
-            faults,
-        } = selected;
-        let keys = || entry.frontends.iter().flat_map(|frontend| frontend.keys());
-        let is_visible = keys().any(|key| visible.contains_key(&key));
-        let table = if is_visible { visible } else { &census.table };
+            counts,
+        } = known;
+        let mut keys = entry.frontends.iter().flat_map(|frontend| frontend.keys());
+        let counts = match keys.any(|key| visible.contains_key(&key)) {
+            true => Census::counts(entry, visible),
+            false => *counts,
+        };
         let first = entry.frontends.first();
         ServiceRow {
             namespace: name.service.namespace().to_owned(),
@@ -189,7 +159,7 @@ pub(crate) fn overview(parts: Parts<'_>, selection: &Selection<'_>, query: &Quer
             frontends: entry.frontends.len(),
             endpoints: entry.endpoints,
             draining: entry.draining,
-            traffic: Census::counts(entry, table).into(),
+            traffic: counts.into(),
             faults: faults.clone(),
         }
     };
@@ -197,7 +167,7 @@ pub(crate) fn overview(parts: Parts<'_>, selection: &Selection<'_>, query: &Quer
     Overview {
         head: head_view(parts),
         services: ServiceList {
-            total: census.directory.0.len(),
+            total: census.services.len(),
             wrong: selection.wrong,
             matching: selection.matching,
             first: query.first.min(selection.matching),
@@ -268,6 +238,7 @@ fn service_view(
         frontends: (detail.frontends.iter())
             .map(|frontend| frontend_view(frontend, visible, now))
             .collect(),
+        left_out_frontends: detail.left_out_frontends,
         left_out: detail.left_out,
     }
 }

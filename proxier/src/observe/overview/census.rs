@@ -8,6 +8,7 @@ use ipvs_netlink as ipvs;
 use super::counters::{CounterTable, Counts, ServerCounts};
 use super::directory::{Directory, Entry};
 use super::query::Sort;
+use crate::cluster::model::ServicePortName;
 
 /// The shortest time between two.
 const SHORTEST: Duration = Duration::from_secs(2);
@@ -40,9 +41,10 @@ impl From<Sort> for Depth {
 /// All Services and their counters at one time.
 #[derive(Debug, Default)]
 pub(crate) struct Census {
-    /// The Services.
-    pub(crate) directory: Directory,
-    /// Their counters, as far as the order demands.
+    /// The Services, in the order of `sort`.
+    pub(crate) services: Vec<Known>,
+    sort: Sort,
+    /// The counters, as far as the order demands.
     pub(crate) table: CounterTable,
     /// Why the counters are missing.
     pub(crate) failure: Option<String>,
@@ -52,7 +54,75 @@ pub(crate) struct Census {
     pub(crate) cost: Duration,
 }
 
+/// A Service port.
+#[derive(Debug)]
+pub(crate) struct Known {
+    /// Its name.
+    pub(crate) name: ServicePortName,
+    /// What the daemon told.
+    pub(crate) entry: Entry,
+    /// The counts of all its frontends.
+    pub(crate) counts: Counts,
+}
+
 impl Census {
+    /// Returns a census at `at`, in time since boot, without counters.
+    pub(crate) fn new(directory: Directory, at: Duration) -> Self {
+        let known = |(name, entry)| Known {
+            name,
+            entry,
+            counts: Counts::default(),
+        };
+        Self {
+            services: directory.0.into_iter().map(known).collect(),
+            sort: Sort::Name,
+            at,
+            ..Self::default()
+        }
+    }
+
+    /// Takes the counters, and adds what a relay counts.
+    pub(crate) fn count(&mut self, table: CounterTable) {
+        self.table = table;
+        for known in &mut self.services {
+            for frontend in &known.entry.frontends {
+                if let Some(all) = frontend.relayed {
+                    let counts = ServerCounts {
+                        all,
+                        ..ServerCounts::default()
+                    };
+                    self.table.insert(frontend.frontend.into(), counts);
+                }
+            }
+            known.counts = Self::counts(&known.entry, &self.table);
+        }
+    }
+
+    /// Puts the Services into an order. Nearly all looks want that of the look before.
+    pub(crate) fn order(&mut self, sort: Sort) {
+        if std::mem::replace(&mut self.sort, sort) == sort {
+            return;
+        }
+        let key = |known: &Known| {
+            let counts = known.counts;
+            let open = counts.active.unwrap_or(0) + counts.inactive.unwrap_or(0);
+            // Where nothing has rates, the busiest so far is first.
+            let total = counts.total.unwrap_or(0);
+            let rate = |rate: Option<f64>| rate.map_or(0, |rate| (rate * 1_000.0) as u64);
+            match sort {
+                Sort::New => (rate(counts.rate), total, open),
+                Sort::Bytes => (rate(counts.byte_rate), counts.bytes.unwrap_or(0), open),
+                Sort::Connections => (open, total, 0),
+                Sort::Name => (0, 0, 0),
+            }
+        };
+        (self.services).sort_by(|one, other| {
+            key(other)
+                .cmp(&key(one))
+                .then_with(|| one.name.cmp(&other.name))
+        });
+    }
+
     /// Returns the shortest time until the next one.
     pub(crate) fn interval(&self) -> Duration {
         SHORTEST.max(self.cost * SHARE)
@@ -65,23 +135,11 @@ impl Census {
 
     /// Returns the keys of all counters.
     pub(super) fn keys(&self) -> BTreeSet<ipvs::ServiceKey> {
-        let entries = self.directory.0.values();
-        let frontends = entries.flat_map(|entry| &entry.frontends);
+        let frontends = self
+            .services
+            .iter()
+            .flat_map(|known| &known.entry.frontends);
         frontends.flat_map(|frontend| frontend.keys()).collect()
-    }
-
-    /// Adds what a relay counts to the counters.
-    pub(super) fn add_relayed(&mut self) {
-        let entries = self.directory.0.values();
-        for frontend in entries.flat_map(|entry| &entry.frontends) {
-            if let Some(all) = frontend.relayed {
-                let counts = ServerCounts {
-                    all,
-                    ..ServerCounts::default()
-                };
-                self.table.insert(frontend.frontend.into(), counts);
-            }
-        }
     }
 
     /// Returns the counts of a Service port: those of its frontends, each once.

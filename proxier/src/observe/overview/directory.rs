@@ -15,13 +15,14 @@ use crate::cluster::model::{
 };
 use crate::dataplane::{Dataplane, Planned, Serving};
 use crate::plan::frontend::Frontend;
-use crate::plan::{
-    Availability, Balancing, Endpoints, FrontendKind, FrontendPlan, Scope, find_endpoint,
-};
+use crate::plan::{Availability, Balancing, Endpoints, FrontendKind, FrontendPlan, find_endpoint};
 use crate::reconcile::Proxier;
 
 /// The most endpoints that are told of one Service, each counted once per frontend.
 const MAX_ENDPOINTS: usize = 1_000;
+
+/// The most frontends that are told of one Service. It may have 40,000 ports.
+const MAX_FRONTENDS: usize = 100;
 
 /// All Service ports that the plan serves, in order of names.
 #[derive(Debug, Default)]
@@ -67,7 +68,9 @@ pub(crate) struct Detail {
     pub(crate) service: ObjectName,
     /// Its frontends, some twice: for clients outside and inside the cluster.
     pub(crate) frontends: Vec<FrontendDetail>,
-    /// The endpoints that are left out, because there are too many.
+    /// The frontends that are left out, because there are too many.
+    pub(crate) left_out_frontends: usize,
+    /// The endpoints of the others that are left out.
     pub(crate) left_out: usize,
 }
 
@@ -167,12 +170,17 @@ pub(crate) fn detail<D: Dataplane>(proxier: &Proxier<D>, name: &ObjectName) -> O
         detail: Detail {
             service: name.clone(),
             frontends: Vec::new(),
+            left_out_frontends: 0,
             left_out: 0,
         },
         count: 0,
     };
     let all = planned.desired().frontends.iter();
     for (frontend, plan) in all.filter(|(_, plan)| plan.owner.service == *name) {
+        if builder.detail.frontends.len() >= MAX_FRONTENDS {
+            builder.detail.left_out_frontends += 1;
+            continue;
+        }
         builder.add(frontend, plan, &proxier.dataplane().serving(frontend));
     }
     let detail = builder.detail;
@@ -190,10 +198,9 @@ struct DetailBuilder<'a> {
 impl DetailBuilder<'_> {
     fn add(&mut self, frontend: &Frontend, plan: &FrontendPlan, serving: &Serving) {
         let access = &plan.profile.access;
-        let clients = match (&plan.inside, access.scope) {
-            (Some(_), _) => "outside the cluster",
-            (None, Scope::Internal) => "inside the cluster",
-            (None, _) => "all",
+        let clients = match plan.inside {
+            Some(_) => "outside the cluster",
+            None => "all",
         };
         let outside = FrontendDetail {
             frontend: *frontend,
@@ -224,6 +231,10 @@ impl DetailBuilder<'_> {
 
     /// Adds a frontend, whose endpoints are `planned` for its clients.
     fn push(&mut self, mut detail: FrontendDetail, planned: &Endpoints, serving: &Serving) {
+        if self.count >= MAX_ENDPOINTS {
+            self.detail.left_out += planned.len();
+            return self.detail.frontends.push(detail);
+        }
         let mut endpoints = BTreeMap::<SocketAddr, EndpointDetail>::new();
         let choice = Choice {
             policy: detail.policy,
@@ -265,7 +276,7 @@ impl DetailBuilder<'_> {
                 }
             }
         }
-        let room = MAX_ENDPOINTS.saturating_sub(self.count);
+        let room = MAX_ENDPOINTS - self.count;
         self.count += endpoints.len();
         self.detail.left_out += endpoints.len().saturating_sub(room);
         detail.endpoints = endpoints.into_values().take(room).collect();

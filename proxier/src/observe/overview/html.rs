@@ -232,12 +232,8 @@ fn write_service(page: &mut String, service: &ServiceView) -> fmt::Result {
     for frontend in &service.frontends {
         write_frontend(page, frontend)?;
     }
-    if service.left_out > 0 {
-        writeln!(
-            page,
-            "<p class=\"warn\">{} endpoints are left out.</p>",
-            service.left_out
-        )?;
+    if let Some(words) = text::left_out(service) {
+        writeln!(page, "<p class=\"warn\">{words}.</p>")?;
     }
     Ok(())
 }

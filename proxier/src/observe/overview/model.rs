@@ -150,7 +150,9 @@ pub(crate) struct ServiceView {
     pub(crate) problems: Vec<String>,
     /// Its frontends, some twice: for clients outside and inside the cluster.
     pub(crate) frontends: Vec<FrontendView>,
-    /// The endpoints that are left out, because there are too many.
+    /// The frontends that are left out, because there are too many.
+    pub(crate) left_out_frontends: usize,
+    /// The endpoints of the others that are left out.
     pub(crate) left_out: usize,
 }
 

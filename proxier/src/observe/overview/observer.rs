@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ipvs_netlink as ipvs;
 
 use super::assemble::{self, HeadFacts, Parts, Selection};
-use super::census::{Census, Depth};
+use super::census::Census;
 use super::counters::{CounterSource, CounterTable, Counts};
 use super::desk::{Desk, Question, Told};
 use super::directory::Detail;
@@ -167,22 +167,15 @@ impl Observer {
             && (!*has_census || census.is_over(now))
         {
             let began = Instant::now();
-            let depth = Depth::from(query.sort);
-            *census = Census {
-                directory,
-                at: now,
-                ..Census::default()
-            };
+            *census = Census::new(directory, now);
             *has_census = true;
             let known = census.keys();
-            let is_known = |key: &_| known.contains(key);
-            match source.all(depth, is_known) {
-                Ok(table) => census.table = table,
-                Err(failure) => census.failure = Some(failure.to_string()),
-            }
-            census.add_relayed();
+            let table = source.all(query.sort.into(), |key| known.contains(key));
+            census.failure = table.as_ref().err().map(ToString::to_string);
+            census.count(table.unwrap_or_default());
             census.cost = began.elapsed() + told.took;
         }
+        census.order(query.sort);
         let problems = &head.past.problems;
         let selection = assemble::select(census, problems, query);
         let mut visible = CounterTable::new();
@@ -218,7 +211,10 @@ fn read_visible(
     now: Duration,
 ) -> Result<CounterTable, Failure> {
     let of_detail = || detail.into_iter().flat_map(|detail| &detail.frontends);
-    let rows = selection.rows.iter().flat_map(|row| &row.entry().frontends);
+    let rows = selection
+        .rows
+        .iter()
+        .flat_map(|row| &row.known.entry.frontends);
     let keys = of_detail().map(|frontend| frontend.key);
     let keys = keys.chain(rows.flat_map(|frontend| frontend.keys()));
     let keys: BTreeSet<ipvs::ServiceKey> = keys.take(MAX_READ).collect();

@@ -62,19 +62,17 @@ fn census() -> Census {
         draining,
         unserved: unserved.iter().copied().collect(),
     };
-    let mut census = Census {
-        directory: Directory(
-            [
-                ("billing/api".into(), entry(&[api], 0, 0, &["no endpoint"])),
-                ("kube-system/dns:udp".into(), entry(&[dns], 2, 0, &[])),
-                ("shop/web:http".into(), entry(&[web, external], 4, 1, &[])),
-            ]
-            .into(),
-        ),
-        at: NOW - Duration::from_millis(500),
-        cost: Duration::from_micros(640),
-        ..Census::default()
-    };
+    let directory = Directory(
+        [
+            ("billing/api".into(), entry(&[api], 0, 0, &["no endpoint"])),
+            ("kube-system/dns:udp".into(), entry(&[dns], 2, 0, &[])),
+            ("shop/web:http".into(), entry(&[web, external], 4, 1, &[])),
+        ]
+        .into(),
+    );
+    let mut census = Census::new(directory, NOW - Duration::from_millis(500));
+    census.cost = Duration::from_micros(640);
+    let mut table = CounterTable::new();
     let traffic = [
         (web, counts(180, 90_000, 42.5, 812_000.0)),
         (external, counts(20, 10_000, 7.5, 88_000.0)),
@@ -86,8 +84,9 @@ fn census() -> Census {
             all,
             ..ServerCounts::default()
         };
-        census.table.insert(frontend.into(), server);
+        table.insert(frontend.into(), server);
     }
+    census.count(table);
     census
 }
 
@@ -170,7 +169,7 @@ fn detail() -> Detail {
         key: web.into(),
         port: "http".into(),
         kind: FrontendKind::ClusterIp,
-        clients: "inside the cluster",
+        clients: "all",
         policy: TrafficPolicy::Cluster,
         balancing: Balancing {
             scheduler: "rr".into(),
@@ -200,6 +199,7 @@ fn detail() -> Detail {
     Detail {
         service: ObjectName::new("shop", "web"),
         frontends: vec![frontend],
+        left_out_frontends: 0,
         left_out: 0,
     }
 }
@@ -220,7 +220,8 @@ fn visible() -> CounterTable {
 
 /// Returns the view of the example for a query.
 fn view_of(query: &Query, problems: &[Problem]) -> Overview {
-    let (head, census, detail, visible) = (head(problems), census(), detail(), visible());
+    let (head, mut census, detail, visible) = (head(problems), census(), detail(), visible());
+    census.order(query.sort);
     let parts = Parts {
         head: &head,
         census: &census,
@@ -381,7 +382,7 @@ fn the_same_change_is_counted_and_old_ones_are_forgotten() {
 /// A large node: its order costs little, and an answer is bounded.
 #[test]
 fn an_answer_about_ten_thousand_services_is_small() {
-    let mut census = Census::default();
+    let (mut directory, mut table) = (Directory::default(), CounterTable::new());
     for number in 0..10_000_u32 {
         let [_, _, high, low] = number.to_be_bytes();
         let web = frontend(Protocol::Tcp, [10, 96, high, low], 80);
@@ -396,14 +397,16 @@ fn an_answer_about_ten_thousand_services_is_small() {
             .collect(),
             ..Entry::default()
         };
-        census.directory.0.insert(name, entry);
-        let all = counts(u64::from(number), 1, 1.0, 1.0);
+        directory.0.insert(name, entry);
         let server = ServerCounts {
-            all,
+            all: counts(u64::from(number), 1, 1.0, 1.0),
             ..ServerCounts::default()
         };
-        census.table.insert(web.into(), server);
+        table.insert(web.into(), server);
     }
+    let mut census = Census::new(directory, NOW);
+    census.count(table);
+    census.order(Sort::Connections);
     let head = head(&[]);
     let query = Query::parse("rows=9999");
     let parts = Parts {

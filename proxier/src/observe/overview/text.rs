@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::model::{EndpointView, FrontendView, Head, Overview, ServiceRow, Traffic};
+use super::model::{EndpointView, FrontendView, Head, Overview, ServiceRow, ServiceView, Traffic};
 use crate::util::one_line::OneLine;
 
 /// Returns a number in few characters: `1234`, `12.3k`, `4.5M`.
@@ -199,6 +199,17 @@ pub(crate) const ENDPOINT: [&str; 11] = [
     "fair", "state",
 ];
 
+/// Returns what is left out of a Service, if anything is.
+pub(crate) fn left_out(service: &ServiceView) -> Option<String> {
+    match (service.left_out_frontends, service.left_out) {
+        (0, 0) => None,
+        (0, endpoints) => Some(format!("{endpoints} endpoints are left out")),
+        (frontends, endpoints) => Some(format!(
+            "{frontends} frontends and {endpoints} endpoints of the others are left out"
+        )),
+    }
+}
+
 /// Returns the view as text. No text of an object can control the terminal.
 pub(crate) fn page(view: &Overview) -> String {
     let mut text = String::new();
@@ -261,8 +272,8 @@ pub(crate) fn page(view: &Overview) -> String {
                 .iter()
                 .for_each(|it| line(&endpoint_line(&endpoint(it))));
         }
-        if service.left_out > 0 {
-            line(&format!("{} endpoints are left out", service.left_out));
+        if let Some(words) = left_out(service) {
+            line(&words);
         }
     }
     line("");
