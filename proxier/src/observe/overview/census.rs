@@ -108,7 +108,8 @@ impl Census {
             let open = counts.active.unwrap_or(0) + counts.inactive.unwrap_or(0);
             // Where nothing has rates, the busiest so far is first.
             let total = counts.total.unwrap_or(0);
-            let rate = |rate: Option<f64>| rate.map_or(0, |rate| (rate * 1_000.0) as u64);
+            // Rates are not negative, so their bits have their order.
+            let rate = |rate: Option<f64>| rate.unwrap_or(0.0).to_bits();
             match sort {
                 Sort::New => (rate(counts.rate), total, open),
                 Sort::Bytes => (rate(counts.byte_rate), counts.bytes.unwrap_or(0), open),
