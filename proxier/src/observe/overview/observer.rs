@@ -102,8 +102,12 @@ impl Observer {
     }
 
     /// Forgets the last census if nobody has looked for a while.
+    ///
+    /// Does not wait for a client who looks: the thread also answers probes.
     pub(crate) fn upkeep(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(mut state) = self.state.try_lock() else {
+            return;
+        };
         if state.has_census && state.looked + IDLE <= clock::since_boot() {
             state.census = Census::default();
             state.has_census = false;
@@ -129,9 +133,10 @@ impl Observer {
         read.await.unwrap_or_default()
     }
 
+    /// Returns whether the census must be made anew. While another client reads one, that one serves both.
     fn is_census_due(&self) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        !state.has_census || state.census.is_over(clock::since_boot())
+        let state = self.state.try_lock();
+        state.is_ok_and(|state| !state.has_census || state.census.is_over(clock::since_boot()))
     }
 
     async fn ask(&self, question: Question) -> Result<Told, &'static str> {
