@@ -44,7 +44,7 @@ impl ExternalRanges {
             }));
             permitted
         };
-        let remaining = ExternalAddresses {
+        let mut remaining = ExternalAddresses {
             external_ips: permitted(
                 FrontendKind::ExternalIp,
                 "--external-ip-ranges",
@@ -62,6 +62,11 @@ impl ExternalRanges {
         if problems.len() == count {
             return Cow::Borrowed(service);
         }
+        // As an external IP alone, an address that is a load balancer's too would have no source ranges.
+        let permitted = &remaining.load_balancer_ips;
+        let is_refused =
+            |it: &IpAddr| external.load_balancer_ips.contains(it) && !permitted.contains(it);
+        remaining.external_ips.retain(|it| !is_refused(it));
         Cow::Owned(Service {
             external: remaining.boxed(),
             ..service.clone()

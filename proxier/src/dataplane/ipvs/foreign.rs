@@ -77,7 +77,12 @@ impl<K: Kernel> Ipvs<K> {
                 continue;
             };
             if observed.has_address(address) {
-                inherited.at_service_addresses.insert(key);
+                // A whole ledger has ours, and kube-proxy's are at addresses on its device. At an address that a route of
+                // ours makes local, others are foreign: whose Service asks for one port of it may not take the others.
+                let may_be_kube_proxys = is_form || has_address_on_device(observed, address);
+                if may_be_kube_proxys || !self.ledger.is_whole() {
+                    inherited.at_service_addresses.insert(key);
+                }
             } else if has_traces && planned.machine.has(&address) {
                 inherited.at_node_addresses.insert(key);
             }

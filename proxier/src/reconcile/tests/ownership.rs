@@ -218,6 +218,30 @@ fn a_virtual_server_of_another_program_is_not_adopted() {
 }
 
 #[test]
+fn another_port_of_an_address_that_we_made_local_stays_foreign_over_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = directory.path().join("ledger");
+    let mut first = serving(&ledger);
+    let udp = ipvs::Protocol::Udp;
+    let key = foreign_server(&mut first.dataplane.kernel, VIP, udp, 443);
+    first.resync(START).unwrap();
+    let before = first.dataplane.kernel.state.virtual_servers[&key].clone();
+    // A tenant's Service with the port of the other program, and another port, so that the address becomes local.
+    let tenant = open_service("tenant", "10.96.4.1", "198.51.100.99").port("other", "UDP", 443);
+    let all = [&whole_cluster()[..], &[tenant]].concat();
+    receive(&mut first, &all);
+    first.sync(START).unwrap();
+    let state = &first.dataplane.kernel.state;
+    assert!(state.addresses.contains_key(&VIP.into()));
+    let mut next = proxier(first.dataplane.kernel, &ledger);
+    receive(&mut next, &all);
+    next.sync(START).unwrap();
+    next.resync(START).unwrap();
+    assert_eq!(next.dataplane.kernel.state.virtual_servers[&key], before);
+    assert!(!next.ledger().owned().contains(&key));
+}
+
+#[test]
 fn what_an_earlier_process_left_is_deleted_without_its_ledger() {
     for has_node in [true, false] {
         let directory = tempfile::tempdir().unwrap();
