@@ -221,10 +221,17 @@ impl<D: Dataplane> Daemon<D> {
             Err(RecvTimeoutError::Disconnected) => return ControlFlow::Break(false),
         };
         // One round handles all queued messages. Without the limit, an endless stream would delay it.
+        let mut is_asked = false;
         for message in std::iter::once(first).chain(messages.try_iter().take(QUEUE_LENGTH)) {
-            if !self.receive(message) {
+            // Once for all of a batch, so that clients who ask again and again delay no round.
+            if matches!(message, Message::Inquiry) {
+                is_asked = true;
+            } else if !self.receive(message) {
                 return ControlFlow::Break(false);
             }
+        }
+        if is_asked {
+            self.receive(Message::Inquiry);
         }
         match self.due().is_some_and(|due| due <= now) {
             true => ControlFlow::Break(true),

@@ -212,14 +212,13 @@ impl RequestFailure {
         }
     }
 
-    /// Returns whether another server may answer instead: this one, or the way to it, is down.
+    /// Returns whether another server may answer instead: this one, or the way to it, is down or broken.
     pub(super) fn concerns_server(&self) -> bool {
         match self {
-            Self::Refused(refusal) => refusal.code >= 500,
-            Self::NoServer(_) | Self::Unreachable(_) | Self::Silent(_) => true,
-            Self::Configuration(_) | Self::Cut(_) | Self::Malformed(_) | Self::Reversed { .. } => {
-                false
-            }
+            // A server that lost the key of its tokens knows nobody, while the others do.
+            Self::Refused(refusal) => refusal.code >= 500 || refusal.is_unauthorized(),
+            Self::NoServer(_) | Self::Unreachable(_) | Self::Silent(_) | Self::Malformed(_) => true,
+            Self::Configuration(_) | Self::Cut(_) | Self::Reversed { .. } => false,
         }
     }
 
