@@ -4,10 +4,7 @@
 //! starts itself again inside. A system call costs about 70 times more in the lab than on a real
 //! kernel, so each time is compared with a peer's or a limit's time from the same run.
 
-#![expect(
-    clippy::print_stdout,
-    reason = "this program reports on standard output"
-)]
+#![expect(clippy::print_stdout, reason = "reports go there")]
 
 use std::process::ExitCode;
 

@@ -28,8 +28,8 @@ const TRIES: u32 = 8;
 /// # Errors
 /// A name is taken.
 pub(crate) fn register(registry: &mut Registry) -> Result<(), Error> {
-    registry.register(SLOTS, |options: &Options| {
-        Box::new(Slots(Random::new(options.seed, 0)))
+    registry.register(SLOTS, |it: &Options| {
+        Box::new(Slots(Random::new(it.seed, 0)))
     })?;
     registry.register(NAME, |options: &Options| {
         Box::new(PeakEwma {

@@ -43,15 +43,6 @@ impl Step {
     }
 }
 
-/// Returns the planner's configuration for [`NODE`].
-fn config() -> anyhow::Result<PlanConfig> {
-    Ok(PlanConfig {
-        node_name: NODE.into(),
-        drain: Duration::from_secs(3_600),
-        ..PlanConfig::default()
-    })
-}
-
 /// A daemon that has programmed a cluster; the caller advances its time.
 pub(crate) struct Node<K: Kernel> {
     daemon: Daemon<Ipvs<K>>,
@@ -63,7 +54,10 @@ pub(crate) struct Node<K: Kernel> {
 impl<K: Kernel> Node<K> {
     /// Programs `cluster` into `dataplane`.
     pub(crate) fn start(kernel: K, cluster: Cluster) -> anyhow::Result<Self> {
-        let config = config()?;
+        let config = PlanConfig {
+            node_name: NODE.into(),
+            ..PlanConfig::default()
+        };
         let state = process::temporary("state");
         let proxier = Proxier::new(kernel, config, LedgerFile::new(&state))?
             .filtering(FilterConfig::default());
