@@ -39,8 +39,8 @@ fn print(daemon: &Daemon, command: &str, output: &str) -> String {
 /// Returns what the program's `command` prints as JSON.
 fn report(daemon: &Daemon, command: &str) -> Value {
     let mut report: Value = serde_json::from_str(&print(daemon, command, "json")).unwrap();
-    // Only `status` names neighbours, and only `plan` has differences.
-    for field in ["neighbours", "changes", "summary"] {
+    // Only `status` names neighbours and timeouts, and only `plan` has differences.
+    for field in ["neighbours", "timeouts", "changes", "summary"] {
         report.as_object_mut().unwrap().remove(field);
     }
     report
