@@ -58,10 +58,10 @@ impl Open {
     }
 }
 
-/// Returns our sets and chains, sorted: the kernel lists them in the order of their creation.
+/// Returns our sets and chains without the values of counters, sorted: the kernel lists them in the order of their creation.
 fn listing() -> Vec<String> {
     let listed = std::process::Command::new("/usr/sbin/nft")
-        .args(["list", "table", "inet", TABLE])
+        .args(["--stateless", "list", "table", "inet", TABLE])
         .output()
         .unwrap();
     assert!(listed.status.success());
