@@ -46,6 +46,10 @@ use proxier::testing::store::{Event, Interner, Snapshot, Touched, Update};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+mod words;
+
+use words::Words;
+
 /// The name of the node that is planned for.
 pub(crate) const HERE: &str = "here";
 /// The time that a removed endpoint keeps its connections, unless an annotation sets another.
@@ -85,52 +89,6 @@ impl Default for Scene {
             planner: None,
             last_events: BTreeMap::new(),
         }
-    }
-}
-
-/// The words of a command: bare words, and `key=value` pairs in order.
-struct Words<'a> {
-    bare: Vec<&'a str>,
-    named: Vec<(&'a str, &'a str)>,
-}
-
-impl<'a> Words<'a> {
-    fn of(text: &'a str) -> Self {
-        let (mut bare, mut named) = (Vec::new(), Vec::new());
-        for word in text.split_whitespace() {
-            match word.split_once('=') {
-                Some(pair) if !word.contains('(') => named.push(pair),
-                _ => bare.push(word),
-            }
-        }
-        Self { bare, named }
-    }
-
-    fn get(&self, wanted: &str) -> Option<&'a str> {
-        let mut named = self.named.iter();
-        named
-            .find(|(key, _)| *key == wanted)
-            .map(|&(_, value)| value)
-    }
-
-    fn list(&self, wanted: &str) -> Vec<&'a str> {
-        self.get(wanted)
-            .map_or_else(Vec::new, |list| list.split(',').collect())
-    }
-
-    fn all(&self, wanted: &'static str) -> impl Iterator<Item = &'a str> {
-        let named = self.named.iter();
-        named
-            .filter(move |(key, _)| *key == wanted)
-            .map(|&(_, value)| value)
-    }
-
-    /// Returns the pairs whose key begins with `prefix`, without the prefix.
-    fn with_prefix(&self, prefix: &str) -> Map<String, Value> {
-        let named = self.named.iter();
-        named
-            .filter_map(|(key, value)| Some((key.strip_prefix(prefix)?.to_owned(), json!(value))))
-            .collect()
     }
 }
 
