@@ -217,9 +217,10 @@ fn look_at(told: &Told) {
     assert!((3_000..=3_600).contains(&left), "{drain}");
     assert_eq!(drain["outOfRotation"], "removed");
     assert_eq!(drain["active"], 1, "{drain}");
-    let change = &view["changes"][0];
-    let is_told = change["cause"].as_str().unwrap().contains("EndpointSlice");
-    assert!(is_told, "{change}");
+    // On a busy machine, the drain of a frontend without connections may have ended since.
+    let mut changes = view["changes"].as_array().unwrap().iter();
+    let is_told = changes.any(|it| it["cause"].as_str().unwrap().contains("EndpointSlice"));
+    assert!(is_told, "{}", view["changes"]);
     assert!(held.ask().backend().is_some(), "the connection continues");
 
     // The countdown counts.

@@ -45,8 +45,10 @@ fn services() -> String {
 }
 
 /// Looks at the largest cost: ordered by open connections, so that each destination is read.
+///
+/// The share of a processor is printed and not judged: the lab's prices are wrong, and the machine may be busy.
 #[test]
-fn looking_at_ten_thousand_services_takes_less_than_one_percent_of_a_processor() {
+fn the_order_of_ten_thousand_services_is_renewed_as_seldom_as_its_cost_demands() {
     lab::test(|| {
         let _cluster = Cluster::conformance();
         let daemon = Daemon::with(&services(), &["--ipvs-sync-period=1h"]);
@@ -64,6 +66,8 @@ fn looking_at_ten_thousand_services_takes_less_than_one_percent_of_a_processor()
         let share = (daemon.processor_time() - used).as_secs_f64() / began.elapsed().as_secs_f64();
         let census = &view["head"]["census"];
         eprintln!("{:.2} % of a processor; a census: {census}", share * 100.0);
-        assert!(share < 0.01, "{share}: {census}");
+        let [cost, interval] =
+            ["costMillis", "intervalMillis"].map(|it| census[it].as_f64().unwrap());
+        assert!(interval >= 199.0 * cost, "{census}");
     });
 }
