@@ -68,6 +68,8 @@ impl Sinks {
         let open = |(name, pod): (&'static str, &Host)| {
             let socket = pod.run(|| UdpSocket::bind(("0.0.0.0", TARGET)).unwrap());
             socket.set_nonblocking(true).unwrap();
+            // The default has room for about 280 datagrams, fewer than are sent during a move on a busy machine.
+            rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 16 << 20).unwrap();
             (name, socket)
         };
         Self(pods.map(open).into())
