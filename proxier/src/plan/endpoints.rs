@@ -50,10 +50,7 @@ impl EndpointSets {
         family: Family,
         (topology, default_weights): (&Topology<'_>, Option<&Weights>),
     ) -> Self {
-        let annotations = service.annotations.as_deref();
-        let keys = annotations.and_then(|annotations| annotations.topology_keys.as_deref());
-        let weights = annotations.and_then(|annotations| annotations.weights.as_ref());
-        let weights = weights.or(default_weights);
+        let (keys, weights) = wishes(service, default_weights);
         let weigh = |(address, endpoint): Candidate<'_>| SelectedEndpoint {
             address: address.ip(),
             port: address.port(),
@@ -72,6 +69,17 @@ impl EndpointSets {
             local: local.into_iter().map(weigh).collect(),
         }
     }
+}
+
+/// Returns the topology keys of `service`, and the weights of its endpoints: its own, otherwise the operator's.
+fn wishes<'a>(
+    service: &'a Service,
+    default_weights: Option<&'a Weights>,
+) -> (Option<&'a [TopologyKey]>, Option<&'a Weights>) {
+    let annotations = service.annotations.as_deref();
+    let keys = annotations.and_then(|annotations| annotations.topology_keys.as_deref());
+    let weights = annotations.and_then(|annotations| annotations.weights.as_ref());
+    (keys, weights.or(default_weights))
 }
 
 /// An endpoint, and the address on which it serves the port.

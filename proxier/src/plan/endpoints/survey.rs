@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::{LeftOut, Selection, candidates, weights};
+use super::{LeftOut, Selection, candidates, weights, wishes};
 use crate::cluster::model::{
     Endpoint, EndpointSlice, Family, ObjectName, Service, ServicePort, TrafficPolicy,
 };
@@ -33,9 +33,7 @@ pub(crate) fn survey(
 ) -> Vec<Surveyed> {
     let topology = Topology::new(&config.node_name, snapshot);
     let slices: Vec<&EndpointSlice> = snapshot.slices(&service.name).collect();
-    let annotations = service.annotations.as_deref();
-    let keys = annotations.and_then(|annotations| annotations.topology_keys.as_deref());
-    let weights = annotations.and_then(|annotations| annotations.weights.as_ref());
+    let (keys, weights) = wishes(service, config.weights.as_deref());
     let all = candidates(&slices, port, family);
     let selection = Selection::of(&all, policy, keys, &topology);
     let slice_of = |endpoint: &Endpoint| {
