@@ -168,6 +168,19 @@ impl Service {
         self.external.as_deref().unwrap_or(&NONE)
     }
 
+    /// Returns the same Service with only these addresses for clients outside the cluster.
+    pub fn with_external(&self, external_ips: Vec<IpAddr>, load_balancer_ips: Vec<IpAddr>) -> Self {
+        let external = ExternalAddresses {
+            external_ips,
+            load_balancer_ips,
+            source_ranges: self.external().source_ranges.clone(),
+        };
+        Self {
+            external: external.boxed(),
+            ..self.clone()
+        }
+    }
+
     /// Returns whether its plan depends on the regions of other nodes.
     pub fn needs_regions(&self) -> bool {
         let Some(annotations) = self.annotations.as_deref() else {

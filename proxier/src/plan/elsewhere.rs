@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{FrontendKind, Machine, Peers};
-use crate::cluster::model::{EndpointSlice, ExternalAddresses, Service};
+use crate::cluster::model::{EndpointSlice, Service};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Snapshot;
 
@@ -119,15 +119,10 @@ impl Elsewhere {
             let remaining = addresses.iter().copied();
             remaining.filter(|it| !excluded.contains(it)).collect()
         };
-        let external = ExternalAddresses {
-            external_ips: remaining(&external.external_ips),
-            load_balancer_ips: remaining(&external.load_balancer_ips),
-            source_ranges: external.source_ranges.clone(),
-        };
-        let service = Service {
-            external: external.boxed(),
-            ..service.clone()
-        };
+        let service = service.with_external(
+            remaining(&external.external_ips),
+            remaining(&external.load_balancer_ips),
+        );
         (Cow::Owned(service), excluded)
     }
 }

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 
 use super::FrontendKind;
-use crate::cluster::model::{Cidr, ExternalAddresses, Service};
+use crate::cluster::model::{Cidr, Service};
 use crate::cluster::problem::Problem;
 
 /// The ranges of addresses that Services may take; without ranges, any address.
@@ -44,32 +44,26 @@ impl ExternalRanges {
             }));
             permitted
         };
-        let mut remaining = ExternalAddresses {
-            external_ips: permitted(
-                FrontendKind::ExternalIp,
-                "--external-ip-ranges",
-                &self.external_ips,
-                &external.external_ips,
-            ),
-            load_balancer_ips: permitted(
-                FrontendKind::LoadBalancer,
-                "--load-balancer-ip-ranges",
-                &self.load_balancer_ips,
-                &external.load_balancer_ips,
-            ),
-            source_ranges: external.source_ranges.clone(),
-        };
+        let mut external_ips = permitted(
+            FrontendKind::ExternalIp,
+            "--external-ip-ranges",
+            &self.external_ips,
+            &external.external_ips,
+        );
+        let load_balancer_ips = permitted(
+            FrontendKind::LoadBalancer,
+            "--load-balancer-ip-ranges",
+            &self.load_balancer_ips,
+            &external.load_balancer_ips,
+        );
         if problems.len() == count {
             return Cow::Borrowed(service);
         }
         // As an external IP alone, an address that is a load balancer's too would have no source ranges.
-        let permitted = &remaining.load_balancer_ips;
-        let is_refused =
-            |it: &IpAddr| external.load_balancer_ips.contains(it) && !permitted.contains(it);
-        remaining.external_ips.retain(|it| !is_refused(it));
-        Cow::Owned(Service {
-            external: remaining.boxed(),
-            ..service.clone()
-        })
+        let is_refused = |it: &IpAddr| {
+            external.load_balancer_ips.contains(it) && !load_balancer_ips.contains(it)
+        };
+        external_ips.retain(|it| !is_refused(it));
+        Cow::Owned(service.with_external(external_ips, load_balancer_ips))
     }
 }
