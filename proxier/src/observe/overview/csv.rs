@@ -1,36 +1,30 @@
 //! The rows of the view as CSV (RFC 4180).
 
-use super::model::Overview;
+use super::model::{Overview, Traffic};
 use super::text;
+
+/// The names of the columns of [`traffic`].
+const TRAFFIC: [&str; 6] = [
+    "active",
+    "inactive",
+    "connections",
+    "connectionRate",
+    "bytes",
+    "byteRate",
+];
 
 /// Returns the Service ports, or the endpoints of the Service that was asked for.
 pub(crate) fn csv(view: &Overview) -> String {
     let mut rows = vec![];
     if let Some(service) = &view.service {
         let mut header = vec!["namespace", "name", "port", "frontend", "clients"];
-        header.extend([
-            "endpoint",
-            "node",
-            "zone",
-            "weight",
-            "active",
-            "inactive",
-            "connections",
-            "connectionRate",
-        ]);
-        header.extend([
-            "bytes",
-            "byteRate",
-            "share",
-            "fairShare",
-            "drainSeconds",
-            "outOfRotation",
-        ]);
+        header.extend(["endpoint", "node", "zone", "weight"]);
+        header.extend(TRAFFIC);
+        header.extend(["share", "fairShare", "drainSeconds", "outOfRotation"]);
         rows.push(header.into_iter().map(str::to_owned).collect());
         for frontend in &service.frontends {
             for it in &frontend.endpoints {
-                let traffic = &it.traffic;
-                rows.push(vec![
+                let mut row = vec![
                     service.namespace.clone(),
                     service.name.clone(),
                     frontend.port.clone(),
@@ -40,17 +34,15 @@ pub(crate) fn csv(view: &Overview) -> String {
                     it.node.clone(),
                     it.zone.clone(),
                     number(it.weight),
-                    number(traffic.active),
-                    number(traffic.inactive),
-                    number(traffic.connections),
-                    number(traffic.connection_rate),
-                    number(traffic.bytes),
-                    number(traffic.byte_rate),
+                ];
+                row.extend(traffic(&it.traffic));
+                row.extend([
                     number(it.share),
                     number(it.fair_share),
                     number(it.drain_seconds),
                     it.out_of_rotation.clone().unwrap_or_default(),
                 ]);
+                rows.push(row);
             }
         }
     } else {
@@ -63,34 +55,22 @@ pub(crate) fn csv(view: &Overview) -> String {
             "endpoints",
             "draining",
         ];
-        header.extend([
-            "active",
-            "inactive",
-            "connections",
-            "connectionRate",
-            "bytes",
-            "byteRate",
-            "faults",
-        ]);
+        header.extend(TRAFFIC);
+        header.push("faults");
         rows.push(header.into_iter().map(str::to_owned).collect());
-        for row in &view.services.rows {
-            let traffic = &row.traffic;
-            rows.push(vec![
-                row.namespace.clone(),
-                row.name.clone(),
-                row.port.clone(),
-                row.frontend.clone(),
-                row.frontends.to_string(),
-                row.endpoints.to_string(),
-                row.draining.to_string(),
-                number(traffic.active),
-                number(traffic.inactive),
-                number(traffic.connections),
-                number(traffic.connection_rate),
-                number(traffic.bytes),
-                number(traffic.byte_rate),
-                text::state(row),
-            ]);
+        for it in &view.services.rows {
+            let mut row = vec![
+                it.namespace.clone(),
+                it.name.clone(),
+                it.port.clone(),
+                it.frontend.clone(),
+                it.frontends.to_string(),
+                it.endpoints.to_string(),
+                it.draining.to_string(),
+            ];
+            row.extend(traffic(&it.traffic));
+            row.push(text::state(it));
+            rows.push(row);
         }
     }
     let line = |row: Vec<String>| {
@@ -101,6 +81,17 @@ pub(crate) fn csv(view: &Overview) -> String {
             + "\r\n"
     };
     rows.into_iter().map(line).collect()
+}
+
+fn traffic(it: &Traffic) -> [String; 6] {
+    [
+        number(it.active),
+        number(it.inactive),
+        number(it.connections),
+        number(it.connection_rate),
+        number(it.bytes),
+        number(it.byte_rate),
+    ]
 }
 
 fn number(value: Option<impl ToString>) -> String {
