@@ -77,34 +77,42 @@ impl fmt::Display for DroppingChain {
             DropCause::Policy => "policy",
             DropCause::LastRule => "last rule",
         };
-        let (packets, effect) = match (chain.hook, are_translated) {
+        let (packets, accepting, effect) = match (chain.hook, are_translated) {
             (ForeignHook::Forward, false) => (
-                "forwarded packets by its {cause}; unless one of its rules accepts established connections",
+                "forwarded",
+                "established connections",
                 "only processes of this node receive the answers of endpoints",
             ),
             (ForeignHook::Forward, true) => (
-                "forwarded packets by its {cause}; unless one of its rules accepts them",
+                "forwarded",
+                "them",
                 "only processes of this node reach Services",
             ),
             (ForeignHook::Input, false) => (
-                "incoming packets by its {cause}; unless one of its rules accepts them",
+                "incoming",
+                "them",
                 "only processes of this node reach Services",
             ),
             (ForeignHook::Input, true) => (
-                "incoming packets by its {cause}; unless one of its rules accepts them",
+                "incoming",
+                "them",
                 "only processes of this node reach endpoints at addresses of this node",
             ),
             (ForeignHook::Output, false) => (
-                "outgoing packets by its {cause}; unless one of its rules accepts packets for endpoints",
+                "outgoing",
+                "packets for endpoints",
                 "no client reaches Services",
             ),
             (ForeignHook::Output, true) => (
-                "outgoing packets by its {cause}; unless one of its rules accepts packets for endpoints",
+                "outgoing",
+                "packets for endpoints",
                 "processes of this node do not reach Services",
             ),
         };
-        let packets = packets.replace("{cause}", cause);
-        write!(f, "{chain} drops {packets}, {effect}; ")?;
+        write!(
+            f,
+            "{chain} drops {packets} packets by its {cause}; unless one of its rules accepts {accepting}, {effect}; "
+        )?;
         if let Some(refusal) = refusal {
             write!(
                 f,
