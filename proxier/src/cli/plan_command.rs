@@ -110,11 +110,7 @@ impl Flags {
             lines.push(line.to_string());
         });
         let problems = proxier.problems();
-        if self.output != PlanOutput::Json {
-            for problem in &problems {
-                tracing::warn!("{problem}");
-            }
-        }
+        self.warn_of(&problems);
         let has_changes = !lines.is_empty();
         print(&match self.output {
             PlanOutput::Text | PlanOutput::Ops => {
@@ -167,19 +163,24 @@ impl Flags {
         self.print_findings(&comparison, &proxier.problems())
     }
 
+    /// Logs the problems, unless the output lists them.
+    fn warn_of(&self, problems: &[Problem]) {
+        if self.output != PlanOutput::Json {
+            for problem in problems {
+                tracing::warn!("{problem}");
+            }
+        }
+    }
+
     fn print_findings(
         &self,
         comparison: &Comparison,
         problems: &[Problem],
     ) -> anyhow::Result<ExitCode> {
+        self.warn_of(problems);
         print(&match self.output {
             PlanOutput::Json => json(&JsonFindings::new(comparison, problems))?,
-            _ => {
-                problems
-                    .iter()
-                    .for_each(|problem| tracing::warn!("{problem}"));
-                report::findings(comparison)
-            }
+            _ => report::findings(comparison),
         })?;
         Ok(match comparison.has_findings() {
             false => ExitCode::SUCCESS,
@@ -194,12 +195,7 @@ impl Flags {
         if self.audit {
             return self.print_findings(&comparison, &problems);
         }
-        // The JSON output lists them.
-        if self.output != PlanOutput::Json {
-            for problem in &problems {
-                tracing::warn!("{problem}");
-            }
-        }
+        self.warn_of(&problems);
         let output = match self.output {
             PlanOutput::Text => report::changes(&comparison),
             PlanOutput::Ops => ops(&preview, &proxier),
