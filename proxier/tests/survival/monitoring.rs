@@ -13,7 +13,7 @@ use lab::net::Cluster;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::daemon::{Daemon, web};
+use super::daemon::Daemon;
 use super::{AT_ONCE, serving};
 use prometheus::{Prometheus, Sample};
 
@@ -214,17 +214,16 @@ fn work(daemon: &Daemon, cluster: &Cluster, round: usize) {
     if round.is_multiple_of(5) {
         daemon.api.break_connections();
     }
-    // An edit with a mistake, which becomes an Event: the only objects that the program creates.
+    // A mistake in the Node becomes an Event: the only objects that the program creates. That of a Service is delayed by
+    // up to five minutes.
     if round % 5 == 2 {
-        // The program asks for the Service's UID first.
-        let found = json!({"items": [{"metadata": {"uid": "1-2"}}]});
-        let path = "/api/v1/namespaces/default/services";
-        daemon
-            .api
-            .respond_next(path, canned(200, &found.to_string()));
-        let mut web = web(&json!({}));
-        web["spec"]["externalIPs"] = json!([format!("198.51.100.{round}/32")]);
-        daemon.api.apply(web);
+        daemon.api.apply(json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
+            "status": {"addresses": [
+                {"type": "InternalIP", "address": "172.18.0.2"},
+                {"type": "ExternalIP", "address": format!("198.51.100.{round}/32")},
+            ]},
+        }));
     }
 }
 
