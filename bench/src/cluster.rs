@@ -42,9 +42,9 @@ mod report;
 mod results;
 mod run;
 mod scenario;
-mod strace;
 mod subject;
 mod tap;
+mod way;
 
 /// Flags of `bench cluster`.
 #[derive(Args, Debug)]
@@ -213,6 +213,7 @@ fn measure(
         start: None,
         steps: Vec::new(),
         memory: Vec::new(),
+        is_late: false,
         notes: Vec::new(),
     };
     let folder = process::temporary("cluster");

@@ -25,9 +25,10 @@ use proxier::testing::model::Protocol;
 use proxier::testing::plan::{Changed, Desired, example};
 use serde::Serialize;
 
-use crate::figures::Repetition;
+use crate::figures::{Repetition, short};
 use crate::inside;
 use crate::process::tool;
+use crate::report::table;
 
 /// Flags of `bench nftables`.
 #[derive(Args, Debug)]
@@ -41,37 +42,33 @@ pub(crate) struct Flags {
     repetition: Repetition<5>,
 }
 
-/// The medians in seconds and the ratios between them.
+/// What is measured, in the order of a round.
+const WORKS: [&str; 3] = ["whole", "element", "read"];
+
+/// The figures of a run.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Figures {
     kernel: String,
     services: u32,
     rounds: u32,
-    whole_secs: f64,
-    whole_nft_secs: f64,
-    element_secs: f64,
-    element_nft_secs: f64,
-    read_secs: f64,
-    read_nft_secs: f64,
-    /// Time of `nft -f` with the whole table divided by ours.
-    times_whole: f64,
-    /// Time of `nft -f` with one element divided by ours.
-    times_element: f64,
-    /// Time of `nft list` divided by ours.
-    times_read: f64,
+    /// One for each of [`WORKS`].
+    works: [Work; 3],
     /// Bytes of the whole transaction per Service.
     bytes_per_service: f64,
     /// The same for half as many Services; equal if the size grows linearly.
     bytes_per_service_of_half: f64,
 }
 
-/// The times of one program in one round.
-#[derive(Clone, Copy, Debug)]
-struct Round {
-    whole: Duration,
-    element: Duration,
-    read: Duration,
+/// The medians of both programs, in seconds, and the ratio between them.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Work {
+    name: &'static str,
+    ours_secs: f64,
+    nft_secs: f64,
+    /// Time of `nft` divided by ours.
+    times: f64,
 }
 
 impl Flags {
@@ -82,51 +79,34 @@ impl Flags {
     }
 
     fn measure(&self) -> anyhow::Result<Figures> {
-        let names = [
-            "whole",
-            "element",
-            "read",
-            "nft whole",
-            "nft element",
-            "nft read",
-        ];
-        let [whole, element, read, whole_nft, element_nft, read_nft] =
-            self.repetition.medians(names, || {
-                let ours = lab::in_fresh_network(|| self.ours())??;
-                let nft = lab::in_fresh_network(|| self.nft())??;
-                Ok([
-                    ours.whole,
-                    ours.element,
-                    ours.read,
-                    nft.whole,
-                    nft.element,
-                    nft.read,
-                ])
-            })?;
+        let names = [WORKS, WORKS.map(|_| "nft")].concat();
+        let names: [&str; 6] = std::array::from_fn(|at| names[at]);
+        let medians = self.repetition.medians(names, || {
+            let [whole, element, read] = lab::in_fresh_network(|| self.ours())??;
+            let nft = lab::in_fresh_network(|| self.nft())??;
+            Ok([whole, element, read, nft[0], nft[1], nft[2]])
+        })?;
         let bytes = |services: u32| -> anyhow::Result<f64> {
             let table = Rules::new(services).table();
             let length = transaction_length(TABLE, table.creation())?;
-            Ok(precise(length) / f64::from(services))
+            Ok(length as f64 / f64::from(services))
         };
         Ok(Figures {
             kernel: lab::kernel_release(),
             services: self.services,
             rounds: self.repetition.rounds,
-            whole_secs: whole,
-            whole_nft_secs: whole_nft,
-            element_secs: element,
-            element_nft_secs: element_nft,
-            read_secs: read,
-            read_nft_secs: read_nft,
-            times_whole: whole_nft / whole,
-            times_element: element_nft / element,
-            times_read: read_nft / read,
+            works: std::array::from_fn(|at| Work {
+                name: WORKS[at],
+                ours_secs: medians[at],
+                nft_secs: medians[at + 3],
+                times: medians[at + 3] / medians[at],
+            }),
             bytes_per_service: bytes(self.services)?,
             bytes_per_service_of_half: bytes(self.services / 2)?,
         })
     }
 
-    fn ours(&self) -> anyhow::Result<Round> {
+    fn ours(&self) -> anyhow::Result<[Duration; 3]> {
         let mut rules = Rules::new(self.services);
         let mut client = RulesClient::open(TABLE)?;
         let table = rules.table();
@@ -149,14 +129,10 @@ impl Flags {
             "reading the table back changed the rules"
         );
         check(self.services + 1)?;
-        Ok(Round {
-            whole,
-            element,
-            read,
-        })
+        Ok([whole, element, read])
     }
 
-    fn nft(&self) -> anyhow::Result<Round> {
+    fn nft(&self) -> anyhow::Result<[Duration; 3]> {
         let mut rules = Rules::new(self.services);
         let text = rules.table().named(TABLE).to_string();
         let start = Instant::now();
@@ -176,11 +152,7 @@ impl Flags {
         list(&["table", "inet", TABLE])?;
         let read = start.elapsed();
         check(self.services + 1)?;
-        Ok(Round {
-            whole,
-            element,
-            read,
-        })
+        Ok([whole, element, read])
     }
 }
 
@@ -281,41 +253,22 @@ fn check(expected: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Converts a number of bytes to `f64` without rounding: a `u32` fits the mantissa.
-fn precise(bytes: usize) -> f64 {
-    u32::try_from(bytes).map_or(f64::INFINITY, f64::from)
-}
-
 impl Figures {
     fn table(&self) -> String {
-        let Self {
-            services,
-            rounds,
-            kernel,
-            ..
-        } = self;
+        let mut table = table::Table::new(["", "ours", "nft", ""]);
+        for work in &self.works {
+            let millis = |secs: f64| format!("{} ms", short(secs * 1e3));
+            let times = format!("{:.1} times faster", work.times);
+            let name = work.name.to_owned();
+            table.row([name, millis(work.ours_secs), millis(work.nft_secs), times]);
+        }
         format!(
-            "rules of {services} services, Linux {kernel}, median of {rounds}\n\n\
-             {:>16}  {:>10}  {:>10}\n\
-             {:>16}  {:>8.1}ms  {:>8.1}ms   {:.1} times faster (target 5)\n\
-             {:>16}  {:>8.2}ms  {:>8.2}ms   {:.1} times faster (target 5)\n\
-             {:>16}  {:>8.1}ms  {:>8.1}ms   {:.1} times faster\n\n\
+            "rules of {} services, Linux {}, median of {}\n\n{}\n\
              transaction: {:.1} bytes per service; {:.1} for half as many services\n",
-            "",
-            "ours",
-            "nft",
-            "whole",
-            self.whole_secs * 1e3,
-            self.whole_nft_secs * 1e3,
-            self.times_whole,
-            "element",
-            self.element_secs * 1e3,
-            self.element_nft_secs * 1e3,
-            self.times_element,
-            "read",
-            self.read_secs * 1e3,
-            self.read_nft_secs * 1e3,
-            self.times_read,
+            self.services,
+            self.kernel,
+            self.rounds,
+            table.text(),
             self.bytes_per_service,
             self.bytes_per_service_of_half,
         )

@@ -50,7 +50,7 @@ fn a_tiny_cluster_is_measured() {
     let folder = tempfile::tempdir().unwrap();
     let proxier = proxier();
     let output = cluster(&[
-        "--phases=idle,churn,relist",
+        "--phases=idle,churn,relist,way",
         "--proxier",
         proxier.to_str().unwrap(),
         "--out",
@@ -70,7 +70,7 @@ fn a_tiny_cluster_is_measured() {
     // At least a request for each virtual server and each endpoint.
     assert!(start["cost"]["messages"]["requests"].as_u64().unwrap() >= 80);
     let steps = outcome["steps"].as_array().unwrap();
-    assert_eq!(steps.len(), 3);
+    assert_eq!(steps.len(), 4);
     for step in steps {
         assert_eq!(step["is_correct"], true, "{step}");
         assert_eq!(step["missed"], 0, "{step}");
@@ -81,6 +81,11 @@ fn a_tiny_cluster_is_measured() {
     // 20 Services would be at least 20 requests.
     let requests = &steps[2]["cost"]["messages"]["requests"];
     assert!(requests.as_u64().unwrap() < 20, "{}", steps[2]);
+
+    let way = &steps[3]["way"];
+    for times in ["connection", "request", "pod_connection", "pod_request"] {
+        assert!(way[times]["p50"].as_f64().unwrap() > 0.0, "{way}");
+    }
 
     let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
     assert!(

@@ -27,6 +27,10 @@ const PER_NAMESPACE: u32 = 100;
 /// The most endpoints of a slice, as Kubernetes' controller fills them.
 pub(crate) const PER_SLICE: usize = 100;
 
+/// The port of each Service, and that of its Pods.
+pub(crate) const PORT: u16 = 80;
+pub(crate) const TARGET_PORT: u16 = 8_080;
+
 /// When all objects were created: the beginning of 2026.
 const CREATED: Timestamp = Timestamp::constant(1_767_225_600, 0);
 
@@ -118,7 +122,7 @@ pub(crate) fn service(number: u32, families: &[Family], node_port: Option<u16>) 
             "ClusterIP"
         },
     );
-    let spec = service_spec(&ips, "http", 80, 8080);
+    let spec = service_spec(&ips, "http", PORT.into(), TARGET_PORT.into());
     let port = |port| ServicePort {
         node_port: node_port.map(i32::from),
         ..port
@@ -200,7 +204,7 @@ pub(crate) fn slice(number: u32, slice: &str, family: Family, pods: &[u32]) -> E
             ..metadata(number, slice.to_owned(), 2)
         },
         address_type: family.name().into(),
-        ports: Some(vec![slice_port("http", 8080)]),
+        ports: Some(vec![slice_port("http", TARGET_PORT.into())]),
         endpoints: endpoints.collect(),
     }
 }

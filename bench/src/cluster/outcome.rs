@@ -8,6 +8,7 @@ use super::clients::Connections;
 use super::limit::Limit;
 use super::scenario::Scenario;
 use super::tap::Counts;
+use super::way::Way;
 use crate::process::{Cpu, Memory};
 
 /// The results of one proxy in one scenario.
@@ -25,6 +26,9 @@ pub(crate) struct Outcome {
     pub(crate) steps: Vec<Step>,
     /// Resident memory in KiB over the seconds since the start.
     pub(crate) memory: Vec<(f64, u64)>,
+    /// Whether the first programming took longer than its time limit. That is a result, not a failure.
+    #[serde(default)]
+    pub(crate) is_late: bool,
     /// Failures, and figures that could not be measured.
     pub(crate) notes: Vec<String>,
 }
@@ -75,8 +79,9 @@ pub(crate) struct Step {
     /// Clients' connections and their failures; `None` if the phase has no clients.
     #[serde(default)]
     pub(crate) connections: Option<Connections>,
-    /// The number of system calls; `None` unless the phase runs under strace.
-    pub(crate) system_calls: Option<u64>,
+    /// The times of clients; `None` unless the phase measures them.
+    #[serde(default)]
+    pub(crate) way: Option<Way>,
     /// Whether the kernel's virtual servers have exactly the endpoints of the API.
     pub(crate) is_correct: Option<bool>,
 }
@@ -105,14 +110,14 @@ impl Step {
             missed: 0,
             caught_up_secs: None,
             connections: None,
-            system_calls: None,
+            way: None,
             is_correct: None,
         }
     }
 }
 
 /// Percentiles, in milliseconds.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Latency {
     pub(crate) p50: f64,
     pub(crate) p90: f64,

@@ -152,6 +152,13 @@ impl Population {
         self.pods.iter().flatten().flat_map(of)
     }
 
+    /// Returns the cluster IP of the last Service and the addresses of its Pods, of the first family.
+    pub(crate) fn last_service(&self) -> Option<(IpAddr, Vec<IpAddr>)> {
+        let family = self.shape.families.list().first()?;
+        let pods = self.pods.last()?.iter().map(|&pod| family.pod_address(pod));
+        Some((family.cluster_ip(self.shape.services - 1), pods.collect()))
+    }
+
     /// Returns the number of frontends and of endpoints behind cluster IPs.
     pub(crate) fn endpoints(&self) -> usize {
         let pods: usize = self.pods.iter().map(Vec::len).sum();

@@ -2,20 +2,20 @@
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::tap::now;
 
 /// Tries to connect to an address until it succeeds.
 pub(super) struct Probe {
-    connected: Arc<Mutex<Option<Duration>>>,
+    connected: Arc<OnceLock<Duration>>,
     stop: Arc<AtomicBool>,
 }
 
 impl Probe {
     pub(super) fn start(address: SocketAddr) -> Self {
-        let connected = Arc::new(Mutex::new(None));
+        let connected = Arc::new(OnceLock::new());
         let stop = Arc::new(AtomicBool::new(false));
         let probe = Self {
             connected: connected.clone(),
@@ -26,7 +26,8 @@ impl Probe {
                 // Shorter than the first retransmission of a SYN after 1 s, which would hide when
                 // the Service began to work.
                 if TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_ok() {
-                    *connected.lock().unwrap_or_else(PoisonError::into_inner) = Some(now());
+                    // This thread alone writes it, once.
+                    let _ = connected.set(now());
                     return;
                 }
                 std::thread::sleep(Duration::from_millis(10));
@@ -45,10 +46,7 @@ impl Probe {
 
     /// Returns when a client could connect for the first time.
     pub(super) fn connected(&self) -> Option<Duration> {
-        *self
-            .connected
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.connected.get().copied()
     }
 }
 

@@ -4,6 +4,7 @@ use super::limit::Limit;
 use super::outcome::{Cost, Latency, Outcome, Start, Step};
 use super::results::Results;
 use super::scenario::{Phase, Scenario};
+use super::way::Way;
 use crate::figures::{median, short};
 use crate::report::plot::{Axis, Kind, Plot, Series};
 use crate::report::table::Table;
@@ -13,11 +14,13 @@ use crate::report::{Report, Section};
 type Figure = (&'static str, &'static str, Option<f64>);
 
 /// The figures that are drawn against the number of Services.
-const GROWING: [&str; 4] = [
+const GROWING: [&str; 6] = [
     "first programming",
     "first programming: resident memory",
     "churn: API to kernel, p99",
     "churn: CPU per change",
+    "new connection through a Service, p50",
+    "request on an open connection, p50",
 ];
 
 /// Lists figures, a line each; rustfmt would break most of them into five.
@@ -38,6 +41,7 @@ fn figures(it: &Outcome) -> Vec<Figure> {
         let churn = self::step(it, Phase::Churn)?;
         churn.latency.as_ref().map(of)
     };
+    let way = |of: fn(&Way) -> f64| Some(of(self::step(it, Phase::Way)?.way.as_ref()?) * 1e3);
     let lost = it.steps.iter().map(|step| step.cost.messages.lost);
     let lost = it.start.map(|it| it.cost.messages.lost + lost.sum::<u64>());
     let (idle, churn, relist, reset) = (Phase::Idle, Phase::Churn, Phase::Relist, Phase::Reset);
@@ -77,8 +81,12 @@ fn figures(it: &Outcome) -> Vec<Figure> {
         "  dumps per change" in "": each(|it| it.messages.dumps as f64);
         "  resident memory" in "MB": cost(churn, resident);
         "  peak" in "MB": cost(churn, peak);
-        "system calls per change" in "":
-            step(Phase::Calls, |it| Some(it.system_calls? as f64 / f64::from(it.changes.max(1))));
+        "new connection through a Service, p50" in "us": way(|it| it.connection.p50);
+        "  p99" in "us": way(|it| it.connection.p99);
+        "  to its Pod itself, p50" in "us": way(|it| it.pod_connection.p50);
+        "request on an open connection, p50" in "us": way(|it| it.request.p50);
+        "  p99" in "us": way(|it| it.request.p99);
+        "  to its Pod itself, p50" in "us": way(|it| it.pod_request.p50);
         "relist: CPU" in "s": cost(relist, |it| it.cpu.all());
         "  netlink requests" in "": cost(relist, requests);
         "  peak memory" in "MB": cost(relist, peak);
@@ -356,6 +364,7 @@ mod tests {
                 step(Phase::Churn, churn_cpu, 3_000),
             ],
             memory: Vec::new(),
+            is_late: false,
             notes: Vec::new(),
         }
     }

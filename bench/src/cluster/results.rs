@@ -38,10 +38,11 @@ impl Results {
         outcomes.filter(move |it| it.scenario.name == scenario)
     }
 
-    /// Returns the number of outcomes that are incomplete.
+    /// Returns the number of outcomes that are incomplete, except the late ones.
     pub(crate) fn failures(&self) -> usize {
-        let failed =
-            |it: &&Outcome| it.steps.len() < it.scenario.phases.len() || it.start.is_none();
+        let failed = |it: &&Outcome| {
+            !it.is_late && (it.steps.len() < it.scenario.phases.len() || it.start.is_none())
+        };
         self.outcomes.iter().filter(failed).count()
     }
 }

@@ -34,8 +34,8 @@ pub(crate) enum Phase {
     Idle,
     /// Objects change at a steady rate.
     Churn,
-    /// Objects change under strace, for a short time; strace counts system calls.
-    Calls,
+    /// A client on the node connects to the last Service, and asks its endpoints.
+    Way,
     /// All watches end, and their resource versions are gone.
     Relist,
     /// All watches end, and can continue.
@@ -51,14 +51,13 @@ pub(crate) enum Phase {
 const ALL: &[Phase] = &[
     Phase::Idle,
     Phase::Churn,
-    Phase::Calls,
     Phase::Relist,
     Phase::Reset,
     Phase::Outage,
     Phase::Slow,
     Phase::Flush,
 ];
-const CHURN: &[Phase] = &[Phase::Churn, Phase::Calls];
+const CHURN: &[Phase] = &[Phase::Churn];
 
 /// A shipped scenario.
 #[derive(Clone, Copy)]
@@ -90,6 +89,14 @@ const fn row(name: &'static str, about: &'static str, services: u32, endpoints: 
     }
 }
 
+/// Returns a scenario in which only the way of a packet is measured.
+const fn way(name: &'static str, about: &'static str, services: u32) -> Row {
+    Row {
+        phases: &[Phase::Way],
+        ..row(name, about, services, 1)
+    }
+}
+
 const SHIPPED: &[Row] = &[
     row("1k", "1,000 Services x 10", 1_000, 10),
     row("10k", "10,000 Services x 10", 10_000, 10),
@@ -107,7 +114,7 @@ const SHIPPED: &[Row] = &[
     Row {
         change: ChangeKind::Rolling,
         changes: 500,
-        phases: &[Phase::Churn],
+        phases: CHURN,
         ..row("rolling", "all 2,000 Deployments restart", 2_000, 10)
     },
     Row {
@@ -130,6 +137,10 @@ const SHIPPED: &[Row] = &[
         },
         ..row("dual", "5,000 dual-stack Services x 10", 5_000, 10)
     },
+    way("way-100", "the way of a packet, 100 Services", 100),
+    way("way-1k", "the same, 1,000 Services", 1_000),
+    way("way-10k", "the same, 10,000 Services", 10_000),
+    way("way-44k", "the same, 44,000 Services", 44_000),
 ];
 
 /// Flags that change a shipped scenario.
