@@ -39,6 +39,9 @@ pub struct RulesClient {
     /// system calls. If another program's transaction came between, the kernel refuses ours
     /// (`ERESTART`), which is sent again.
     generation: Option<u32>,
+    /// Whether another program may have changed the table before our last transaction, or the answer to one was lost. Lasts
+    /// until the table is read or replaced.
+    is_doubtful: bool,
 }
 
 /// The error of a transaction.
@@ -110,6 +113,7 @@ impl RulesClient {
             transport: Transport::open(protocols::NETLINK_NETFILTER)?,
             table: name.into(),
             generation: None,
+            is_doubtful: false,
         })
     }
 
@@ -131,10 +135,10 @@ impl RulesClient {
     /// Returns the generation in which the table is as we last wrote it.
     ///
     /// That is the generation after our last transaction, or the one that [`RulesClient::restore`] read if
-    /// nothing differed. `None` before the first transaction, after a failure, and if other programs'
-    /// transactions came before ours.
+    /// nothing differed. `None` before the first transaction, after a failure, and once other programs'
+    /// transactions came before ours, until the table is read or replaced.
     pub fn generation(&self) -> Option<u32> {
-        self.generation
+        self.generation.filter(|_| !self.is_doubtful)
     }
 
     /// Makes the kernel's table equal to `table` and changes only what differs.
@@ -171,6 +175,7 @@ impl RulesClient {
         // refuses ours.
         self.generation = Some(self.base_generation()?);
         let existing = existing::read(&mut self.transport, &self.table, table)?;
+        self.is_doubtful = false;
         Ok(existing.map(|existing| existing.difference(table)))
     }
 
@@ -276,12 +281,10 @@ impl RulesClient {
         let mut hidden = frame.clone();
         hidden.chains.retain(|_, chain| chain.hook.is_none());
         let mut base = Base::New(self.existing_arp()?);
-        let mut is_alone = true;
         let mut commit = |commands: &[Command]| {
             commands.iter().for_each(&mut each);
             self.commit(base, || commands.iter())?;
             base = Base::Existing;
-            is_alone &= self.generation.is_some();
             Ok::<_, TransactionError>(())
         };
         let mut waiting: Vec<Command> = hidden.creation().collect();
@@ -293,11 +296,7 @@ impl RulesClient {
             }
         }
         waiting.extend(hidden.additions(frame));
-        commit(&waiting)?;
-        if !is_alone {
-            self.generation = None;
-        }
-        Ok(())
+        commit(&waiting)
     }
 
     /// Deletes the table, if it exists. A packet sees all its rules or none.
@@ -334,17 +333,20 @@ impl RulesClient {
                 expected => expected,
             };
             let mut encoded = transaction(&self.table, base, commands(), generation, grouping)?;
+            // The kernel may have applied it if no answer comes.
+            let doubt = std::mem::replace(&mut self.is_doubtful, true);
             let Some((index, answer)) = self.send(&mut encoded)? else {
                 // A commit adds 1 to the generation, and skips 0 (`nf_tables_commit`).
-                let committed = generation.map(|it| it.checked_add(1).unwrap_or(1));
+                self.generation = generation.map(|it| it.checked_add(1).unwrap_or(1));
                 // The other transaction may have changed a part of our table that we keep.
-                let is_known = overtaken == 0 || base != Base::Existing;
-                self.generation = committed.filter(|_| is_known);
+                let is_partial = base == Base::Existing && (doubt || overtaken > 0);
+                self.is_doubtful = is_partial || self.generation.is_none();
                 return Ok(());
             };
             let RequestError::Refused(refusal) = answer else {
                 return Err(Error::AnswersLost.into());
             };
+            self.is_doubtful = doubt;
             if refusal.errno == Errno::RESTART && generation.is_some() {
                 overtaken += 1;
                 continue;
