@@ -1,7 +1,7 @@
 //! The learned endpoints of clients with session affinity.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 
 use nftables::{Key, RulesClient, TransactionError, Value};
 
@@ -31,11 +31,12 @@ impl ServiceTable {
             return Ok(());
         }
         let sets = chains::sets().sets;
-        // The clients of a frontend follow each other seldom, so each frontend is read once.
-        let mut serving = BTreeMap::<Frontend, Present>::new();
-        let slots = |frontend: &Frontend| {
+        // The clients of a frontend follow each other seldom, so each frontend is read once. It may have a thousand slots.
+        let mut serving = BTreeMap::<Frontend, BTreeSet<SocketAddr>>::new();
+        let endpoints = |frontend: &Frontend| {
             let plan = desired.frontends.get(frontend);
-            plan.map_or_else(Present::default, |plan| Served::of(frontend, plan).slots)
+            let slots = plan.map(|plan| Served::of(frontend, plan).slots);
+            slots.iter().flat_map(Present::endpoints).collect()
         };
         for family in FAMILIES {
             let Some(map) = sets.get(AFFINITY.of(family)) else {
@@ -44,9 +45,10 @@ impl ServiceTable {
             client.forget(map, |key, endpoint| {
                 frontend(key).is_some_and(|frontend| {
                     let serving = serving.entry(frontend);
-                    let serving = serving.or_insert_with(|| slots(&frontend));
+                    let serving = serving.or_insert_with(|| endpoints(&frontend));
                     let withdrawn = self.withdrawn.get(&frontend);
-                    !serving.has(endpoint) || withdrawn.is_some_and(|it| it.contains(&endpoint))
+                    !serving.contains(&endpoint)
+                        || withdrawn.is_some_and(|it| it.contains(&endpoint))
                 })
             })?;
         }

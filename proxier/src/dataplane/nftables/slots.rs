@@ -87,11 +87,6 @@ impl Present {
         }
     }
 
-    /// Returns whether one of these slots is of `endpoint`.
-    pub(super) fn has(&self, endpoint: SocketAddr) -> bool {
-        self.endpoints().any(|it| it == endpoint)
-    }
-
     /// Returns the endpoint of each slot.
     pub(super) fn endpoints(&self) -> impl Iterator<Item = SocketAddr> {
         self.first.iter().chain(&self.outside).copied()
