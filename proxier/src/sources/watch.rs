@@ -39,6 +39,7 @@ mod redaction;
 mod resource;
 mod shared;
 mod status;
+mod turns;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -242,6 +242,25 @@ fn a_url_that_names_no_server_is_refused() {
     );
 }
 
+/// Otherwise whoever keeps a node from the servers with TLS could be its API server.
+#[test]
+fn servers_with_and_without_tls_together_are_refused() {
+    let folder = Folder::new();
+    let mut config = folder.kubeconfig(&json!({"server": HTTPS}), &json!({"token": "secret"}));
+    let why = "some addresses have https and others not";
+    for master in [
+        "https://127.0.0.1:1,127.0.0.1:2",
+        "http://127.0.0.1:2,https://127.0.0.1:1,https://127.0.0.1:3",
+    ] {
+        config.server.master = Some(master.into());
+        assert_refused(config.clone(), &["--master", why]);
+    }
+    let extension =
+        json!([{"name": "ipvs-proxier.io/servers", "extension": ["http://127.0.0.1:1"]}]);
+    let cluster = json!({"server": HTTPS, "extensions": extension});
+    assert_refused(folder.kubeconfig(&cluster, &json!({})), &["server", why]);
+}
+
 #[test]
 fn a_server_without_scheme_has_no_tls() {
     let server = ApiServer::start();

@@ -11,8 +11,8 @@ use lab::net::unused_port;
 use serde_json::{Value, json};
 
 use crate::credentials::{kubeconfig, with_kubeconfig};
-use crate::follower::Follower;
-use crate::objects::service;
+use crate::follower::{Follower, config};
+use crate::objects::{response, service};
 
 /// Carries connections to a server, as a load balancer does; a killed one refuses them and cuts those that are open.
 struct Way {
@@ -105,4 +105,48 @@ fn of_several_servers_the_next_one_is_followed_within_seconds() {
     config.server.kubeconfig = None;
     config.server.master = Some(format!("127.0.0.1:{down},{}", second.address));
     assert_eq!(Follower::with(config).services(), "reset [a/web]");
+}
+
+/// A server that breaks its answers, or is too busy for one, is left as one that is down is.
+#[test]
+fn of_several_servers_one_that_breaks_answers_or_is_busy_is_left() {
+    const PATH: &str = "/api/v1/services";
+    let many = 10;
+    let mut broken = response(200, "{\"type\":\"ADDED\",");
+    broken.breaks_connection = true;
+    let busy = |secs: u64| {
+        let mut busy = response(429, "");
+        busy.headers.push(("Retry-After".into(), secs.to_string()));
+        busy
+    };
+    for (first, second) in [
+        (broken, None),
+        (busy(100), None),
+        // If all are busy, their wish counts.
+        (busy(4), Some(busy(4))),
+    ] {
+        let servers = [ApiServer::start(), ApiServer::start()];
+        servers.iter().for_each(|it| it.apply(service("web", 80)));
+        for _ in 0..many {
+            servers[0].respond_next(PATH, first.clone());
+        }
+        let are_all_busy = second.is_some();
+        if let Some(second) = second {
+            servers[1].respond_next(PATH, second);
+        }
+        let [one, other] = servers.each_ref().map(|it| it.address().to_string());
+        let mut config = config(&servers[0]);
+        config.server.master = Some(format!("{one},{other}"));
+        let start = Instant::now();
+        assert_eq!(Follower::with(config).services(), "reset [a/web]");
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(30), "{took:?}");
+        assert_eq!(took > Duration::from_secs(4), are_all_busy, "{took:?}");
+        let asked = |server: &ApiServer| {
+            let requests = server.requests();
+            requests.iter().filter(|it| it.path == PATH).count()
+        };
+        let counts = servers.each_ref().map(asked);
+        assert!(counts[0] < 3 && counts[1] > 0, "{counts:?}");
+    }
 }

@@ -80,7 +80,7 @@ const DEPRECATED_PORT: Effect = Differs(
 );
 
 const SERVERS: Effect = Differs(
-    "several addresses are possible, separated by commas: if one does not answer, the next one is asked within seconds",
+    "several addresses are possible, separated by commas: if one does not answer, breaks its answers or is busy, the next one is asked within seconds. All have https, or none",
 );
 const WRITTEN: Effect = Differs("- means standard output, as /dev/stdout does");
 

@@ -4,23 +4,23 @@
 //! bookmarks come once a minute. A ping shows the difference to a quiet cluster within 35 s.
 
 mod credential;
+mod linked;
 mod location;
 mod pem;
 mod plugin;
 mod reached;
+mod response;
 #[cfg(test)]
 mod tests;
 mod tls;
 mod url;
 mod verifier;
 
-use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use http::{Method, Request, Response, StatusCode, header};
-use hyper::body::{Body as _, Bytes};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::Client;
@@ -30,16 +30,13 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 use tower::{ServiceBuilder, ServiceExt as _};
 
-use super::encoding::Encoding;
-use super::failure::{ApiRefusal, RequestFailure};
-use super::object::EncodedObject;
+use super::failure::RequestFailure;
 use super::{ServerLocation, Timeouts};
 use credential::Credential;
+pub(super) use linked::LinkedServer;
 use location::Access;
 pub(super) use reached::ReachedServers;
-
-/// The longest error response that is read, in bytes.
-const MAX_ERROR_BODY: usize = 64 << 10;
+pub(super) use response::ResponseStream;
 
 /// The size of hyper's read buffer with HTTP/1.1, in bytes. It also bounds the head of a response.
 ///
@@ -68,6 +65,8 @@ pub(super) struct Connection {
     server: ServerLocation,
     timeouts: Timeouts,
     state: Mutex<LinkState>,
+    /// The number of servers that the configuration names.
+    servers: AtomicUsize,
     reached: ReachedServers,
 }
 
@@ -90,12 +89,9 @@ struct Link {
     /// Host and port of the server, for metrics.
     host: Arc<str>,
     credential: Credential,
-    /// Whether the configuration names other servers, too.
-    has_others: bool,
     /// When the credential must be replaced.
     until: Option<SystemTime>,
-    /// Distinguishes this link from a later one with the same settings.
-    identity: Arc<()>,
+    server: LinkedServer,
 }
 
 impl std::fmt::Debug for Link {
@@ -111,6 +107,7 @@ impl Connection {
             server,
             timeouts,
             state: Mutex::default(),
+            servers: AtomicUsize::new(1),
             reached,
         }
     }
@@ -137,12 +134,18 @@ impl Connection {
     ) -> Result<ResponseStream, RequestFailure> {
         let link = self.link().await?;
         let result = link.send(request, self.timeouts).await;
-        if let Err(failure) = &result
-            && (failure.concerns_connection() || link.has_others && failure.concerns_server())
-        {
-            self.forget(&link, failure.concerns_server()).await;
+        if let Err(failure) = &result {
+            link.server.blame(failure);
+            if failure.concerns_connection() {
+                self.forget(&link.server).await;
+            }
         }
         result
+    }
+
+    /// Returns the number of servers that the configuration names.
+    pub(super) fn servers(&self) -> usize {
+        self.servers.load(Ordering::Relaxed)
     }
 
     /// Returns the time limit for a response, and for each of its chunks.
@@ -152,13 +155,18 @@ impl Connection {
 
     async fn link(&self) -> Result<Link, RequestFailure> {
         let mut state = self.state.lock().await;
-        if let Some(link) = &state.link
-            && link.until.is_none_or(|until| SystemTime::now() < until)
-        {
-            return Ok(link.clone());
+        if let Some(link) = &state.link {
+            if link.server.is_left() {
+                tracing::debug!("API server {}: trying the next one", link.host);
+                state.turn = state.turn.wrapping_add(1);
+            } else if link.until.is_none_or(|until| SystemTime::now() < until) {
+                return Ok(link.clone());
+            }
+            state.link = None;
         }
         let turn = state.turn;
         let access = self.read(&mut state.reading, turn).await?;
+        self.servers.store(access.servers.max(1), Ordering::Relaxed);
         for warning in &access.warnings {
             if !state.warnings.contains(warning) {
                 tracing::warn!("{warning}");
@@ -190,17 +198,15 @@ impl Connection {
         result.unwrap_or_else(|error| Err(RequestFailure::Configuration(error.to_string())))
     }
 
-    /// Makes the next request read the configuration again, unless `failed` was replaced already. If the server does not
-    /// answer, it goes to the next one.
-    async fn forget(&self, failed: &Link, is_server_down: bool) {
+    /// Makes the next request read the configuration again, unless the link of `failed` was replaced already.
+    async fn forget(&self, failed: &LinkedServer) {
         let mut state = self.state.lock().await;
-        let current = state.link.as_ref();
-        if current.is_some_and(|current| Arc::ptr_eq(&current.identity, &failed.identity)) {
+        if let Some(current) = &state.link
+            && current.server.is(failed)
+            // The next request goes to another server, and reads it anyway.
+            && !failed.is_left()
+        {
             state.link = None;
-            state.turn = state.turn.wrapping_add(is_server_down.into());
-            if failed.has_others && is_server_down {
-                tracing::debug!("API server {}: no answer; trying the next one", failed.host);
-            }
         }
     }
 }
@@ -268,9 +274,9 @@ impl Link {
         }
         let wrong =
             |error: kube::Error| RequestFailure::Configuration(RequestFailure::chain(&error));
-        let has_others = access.servers > 1;
+        let server = LinkedServer::of(access.servers);
         let mut timeouts = timeouts;
-        if has_others {
+        if server.has_others() {
             timeouts.connect = timeouts.connect.min(CONNECT_AMONG_MANY);
         }
         let config = access.config;
@@ -301,9 +307,8 @@ impl Link {
             client: ClientBuilder::new(service, "default").build(),
             host,
             credential,
-            has_others,
             until,
-            identity: Arc::default(),
+            server,
         })
     }
 
@@ -339,7 +344,7 @@ impl Link {
         self.count(&method, response.as_ref().map(Response::status).ok(), sent);
         let response = response?;
         let status = response.status();
-        let answer = ResponseStream::new(response);
+        let answer = ResponseStream::new(response, self.server.clone());
         if status.is_success() {
             return Ok(answer);
         }
@@ -366,73 +371,6 @@ impl Link {
 
 /// The client's name in the API server's logs.
 const USER_AGENT: &str = concat!("ipvs-proxier/", env!("CARGO_PKG_VERSION"));
-
-/// A response whose body is still arriving.
-pub(super) struct ResponseStream {
-    encoding: Encoding,
-    retry_after: Option<Duration>,
-    body: Body,
-}
-
-impl ResponseStream {
-    fn new(response: Response<Body>) -> Self {
-        // HTTP also allows a date here, but the API server always sends seconds.
-        let retry_after = response.headers().get(header::RETRY_AFTER);
-        let secs = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
-        Self {
-            encoding: Encoding::of_response(response.headers()),
-            retry_after: secs.map(Duration::from_secs),
-            body: response.into_body(),
-        }
-    }
-
-    /// Returns the encoding of the body.
-    pub(super) fn encoding(&self) -> Encoding {
-        self.encoding
-    }
-
-    /// Returns the next bytes of the body, or `None` at its end. Fails if none arrive for `bound`.
-    pub(super) async fn next(&mut self, bound: Duration) -> Result<Option<Bytes>, RequestFailure> {
-        loop {
-            let frame = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context));
-            let frame = timeout(bound, frame).await;
-            match frame.map_err(|_| RequestFailure::Silent(bound))? {
-                None => return Ok(None),
-                Some(Err(error)) => {
-                    return Err(RequestFailure::Cut(RequestFailure::chain(cause(&error))));
-                }
-                Some(Ok(frame)) => {
-                    if let Ok(bytes) = frame.into_data() {
-                        return Ok(Some(bytes));
-                    }
-                }
-            }
-        }
-    }
-
-    /// Returns the rest of the body; fails if it is longer than `most` bytes.
-    pub(super) async fn text(
-        &mut self,
-        most: usize,
-        bound: Duration,
-    ) -> Result<Vec<u8>, RequestFailure> {
-        let mut text = Vec::new();
-        while let Some(piece) = self.next(bound).await? {
-            text.extend_from_slice(&piece);
-            if text.len() > most {
-                return Err(RequestFailure::Malformed("the body is too long".into()));
-            }
-        }
-        Ok(text)
-    }
-
-    async fn refusal(mut self, status: StatusCode, bound: Duration) -> ApiRefusal {
-        // If the body does not arrive, the status code alone is enough to choose the next request.
-        let text = self.text(MAX_ERROR_BODY, bound).await.unwrap_or_default();
-        let body = EncodedObject::of_body(self.encoding, &text);
-        ApiRefusal::read(Some(status.as_u16()), body, self.retry_after)
-    }
-}
 
 fn cause(error: &kube::Error) -> &(dyn std::error::Error + 'static) {
     // The outermost error says only "ServiceError".

@@ -212,13 +212,19 @@ impl RequestFailure {
         }
     }
 
-    /// Returns whether another server may answer instead: this one, or the way to it, is down or broken.
+    /// Returns whether another server may answer instead: this one, or the way to it, is down, broken or busy.
     pub(super) fn concerns_server(&self) -> bool {
         match self {
             // A server that lost the key of its tokens knows nobody, while the others do.
-            Self::Refused(refusal) => refusal.code >= 500 || refusal.is_unauthorized(),
-            Self::NoServer(_) | Self::Unreachable(_) | Self::Silent(_) | Self::Malformed(_) => true,
-            Self::Configuration(_) | Self::Cut(_) | Self::Reversed { .. } => false,
+            Self::Refused(refusal) => {
+                refusal.code >= 500 || refusal.code == 429 || refusal.is_unauthorized()
+            }
+            Self::NoServer(_)
+            | Self::Unreachable(_)
+            | Self::Silent(_)
+            | Self::Cut(_)
+            | Self::Malformed(_) => true,
+            Self::Configuration(_) | Self::Reversed { .. } => false,
         }
     }
 

@@ -17,6 +17,7 @@ use super::query::{Query, Since};
 use super::resource::Resource;
 use super::shared::Shared;
 use super::status::{Entry, FollowState};
+use super::turns::Turns;
 use super::{Timeouts, WatchMessage};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::{Parsed, Update};
@@ -39,6 +40,7 @@ pub(super) struct Follower<'a, R> {
     lags: u32,
     /// When a streaming list failed last.
     stream_failed: Option<Instant>,
+    turns: Turns,
     /// The problems that no event carries.
     problems: Vec<Problem>,
     /// `problems` as last sent, so that an unchanged list is not sent again.
@@ -92,6 +94,7 @@ impl<'a, R: Resource> Follower<'a, R> {
             listed: 0,
             lags: 0,
             stream_failed: None,
+            turns: Turns::default(),
             problems: Vec::new(),
             sent_problems: Vec::new(),
             failures: LastingConditions::default(),
@@ -147,11 +150,12 @@ impl<'a, R: Resource> Follower<'a, R> {
         if !is_behind || !self.may_catch_up() {
             self.next = self.next.clone().after(failure);
         }
+        let asked = (self.turns).fail(failure, self.shared.connection.servers());
         let calm = self.resumed.elapsed();
         let wait = if is_behind && self.lags <= Self::MAX_LAGS + 1 {
             spread(Self::LAG_PAUSE)
         } else {
-            (self.backoff).wait(failure.reach(), calm, failure.retry_after())
+            self.backoff.wait(failure.reach(), calm, asked)
         };
         self.continuity.fail(failure, Instant::now());
         (self.entry).record_failure(failure.to_string(), failure.is_rejection());
@@ -227,6 +231,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         let bound = self.shared.timeouts.response;
         let mut answer = self.shared.connection.get(query.as_str(), accept).await?;
         self.continuity.reach();
+        self.turns.answers(answer.server());
         let mut body = ListBody::new(answer.encoding());
         while let Some(piece) = answer.next(bound).await? {
             body.push(&piece, |object| objects.add(self.read(object)))?;
@@ -301,6 +306,7 @@ impl<'a, R: Resource> Follower<'a, R> {
         let accept = self.shared.accept::<R>().watch;
         let answer = self.shared.connection.get(query.as_str(), accept).await?;
         self.continuity.reach();
+        self.turns.answers(answer.server());
         Ok(answer)
     }
 

@@ -179,6 +179,13 @@ fn of_cluster(
     folder: &Path,
 ) -> Result<Access, String> {
     let servers = urls.len();
+    let have_tls = |url: &Uri| url.scheme() == Some(&Scheme::HTTPS);
+    if urls.iter().any(have_tls) && !urls.iter().all(have_tls) {
+        // Who keeps a node from the servers with TLS could be its API server otherwise.
+        return Err(format!(
+            "{setting}: some addresses have https and others not; all must have it, or none"
+        ));
+    }
     let url = urls.swap_remove(turn % servers);
     let is_insecure = cluster.insecure_skip_tls_verify == Some(true);
     for (field, value) in [
@@ -196,7 +203,7 @@ fn of_cluster(
     }
     let mut warnings = Vec::new();
     let (mut tls, mut credential) = (None, Credential::None);
-    if url.scheme() == Some(&Scheme::HTTPS) {
+    if have_tls(&url) {
         let authority = authority(cluster, folder)?;
         credential = Credential::of_user(user, folder, || {
             Ok(ExecAuthCluster {
