@@ -21,9 +21,17 @@ pub struct RulesWatch {
     table: Box<str>,
     /// The port of our own socket, whose changes are ignored.
     own_port: u32,
-    /// Whether a change of another table matters: the kind of its message, and its payload.
-    is_relevant: fn(u16, &[u8]) -> bool,
+    relevance: Relevance,
     transaction: SeenTransaction,
+}
+
+/// Whether a change of another table matters: the kind of its message, and its payload.
+struct Relevance(Box<dyn Fn(u16, &[u8]) -> bool + Send>);
+
+impl fmt::Debug for Relevance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relevance").finish_non_exhaustive()
+    }
 }
 
 /// The relevant changes of a transaction whose end has not been read yet.
@@ -84,13 +92,13 @@ impl RulesWatch {
     pub fn open(
         name: &str,
         own_port: u32,
-        is_relevant: fn(u16, &[u8]) -> bool,
+        is_relevant: impl Fn(u16, &[u8]) -> bool + Send + 'static,
     ) -> Result<Self, Error> {
         Ok(Self {
             listener: Listener::open(protocols::NETLINK_NETFILTER, &[NFNLGRP_NFTABLES])?,
             table: name.into(),
             own_port,
-            is_relevant,
+            relevance: Relevance(Box::new(is_relevant)),
             transaction: SeenTransaction::default(),
         })
     }
@@ -106,12 +114,12 @@ impl RulesWatch {
                 listener,
                 table,
                 own_port,
-                is_relevant,
+                relevance,
                 transaction,
             } = self;
             let has_more = listener.read(|notice| {
                 if notice.port != *own_port {
-                    let news = transaction.note(&notice, table, *is_relevant);
+                    let news = transaction.note(&notice, table, &relevance.0);
                     changes.extend(news.into_iter().flatten());
                 }
             });
@@ -141,7 +149,7 @@ impl SeenTransaction {
         &mut self,
         notice: &Notice<'_>,
         table: &str,
-        is_relevant: fn(u16, &[u8]) -> bool,
+        is_relevant: &dyn Fn(u16, &[u8]) -> bool,
     ) -> [Option<Tampering>; 2] {
         if notice.kind >> 8 != NFNL_SUBSYS_NFTABLES {
             return [None, None];

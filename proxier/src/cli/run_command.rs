@@ -29,7 +29,7 @@ use crate::dataplane::namespace_lock::NamespaceLock;
 use crate::dataplane::nftables::{self, Nftables};
 use crate::host::predecessor::MarkChainUse;
 use crate::host::sysctl::SysctlConfig;
-use crate::host::{ForeignChains, MarkChains, foreign_chains};
+use crate::host::{ForeignChains, MarkChains};
 use crate::observe::instruments::{self, Exporter};
 use crate::observe::overview::{Desk, History, Observer, ObserverConfig};
 use crate::observe::serve::{self, BindFailures, Sources};
@@ -251,14 +251,17 @@ impl Flags {
     ) -> anyhow::Result<Daemon<D>> {
         let settings = kernel_settings(&self.sysctl(setup), kind);
         let treatments = self.node.packets.foreign.treatments(kind);
+        let chains = ForeignChains::open(treatments)?;
+        let ends = chains.ends();
         let daemon = daemon
             .doing(KernelSettings::new(settings))
             .monitoring_rules(move || {
-                monitor::rules(table, port, foreign_chains::concerns, move |tampering| {
+                let concerns = move |kind, payload: &[u8]| ends.concern(kind, payload);
+                monitor::rules(table, port, concerns, move |tampering| {
                     sender.send(Message::RulesChanged(tampering)).is_ok()
                 });
             })
-            .doing(ChainCheck::new(ForeignChains::open(treatments)?));
+            .doing(ChainCheck::new(chains));
         Ok(match self.compat_chains {
             true => daemon.doing(MarkChainCheck::new(MarkChains::open(mark)?)),
             false => daemon,

@@ -26,7 +26,8 @@ pub(crate) struct ChainCheck {
     chains: ForeignChains,
     last_check: Option<Duration>,
     has_changed: bool,
-    has_failed: bool,
+    /// Whether the last check failed at a chain, or a rule waits for another.
+    is_unfinished: bool,
     /// Chains that drop packets or cannot be checked, and tables of iptables-legacy.
     conditions: LastingConditions,
     /// Our insertions and removals.
@@ -39,7 +40,7 @@ impl ChainCheck {
             chains,
             last_check: None,
             has_changed: false,
-            has_failed: false,
+            is_unfinished: false,
             conditions: LastingConditions::default(),
             events: LastingConditions::default(),
         }
@@ -51,7 +52,7 @@ impl ChainCheck {
         if self.has_changed {
             Some(after(PAUSE))
         } else {
-            self.has_failed.then(|| after(RETRY))
+            self.is_unfinished.then(|| after(RETRY))
         }
     }
 
@@ -121,7 +122,8 @@ impl<D: Dataplane> Chore<D> for ChainCheck {
         self.last_check = Some(round.now);
         self.has_changed = false;
         let checked = self.chains.apply();
-        self.has_failed = (checked.as_ref()).map_or(true, |report| !report.failures.is_empty());
+        self.is_unfinished =
+            (checked.as_ref()).map_or(true, |it| it.waits || !it.failures.is_empty());
         self.log(&checked, round.now);
     }
 }

@@ -18,13 +18,16 @@
 //! The dataplane nftables translates packets before these hooks, and `nftables/passing.rs` sets the bit:
 //!
 //! * The forward hook sees requests and answers, except those of processes of this node. Our rule for them is the last of
-//!   the chain, because others may be network policies. Answers of IPVS' connections need their rule as well, after a move
-//!   from there.
+//!   the chain, because others may be network policies (`contest`: if another program wants to be the last, too). Answers of
+//!   IPVS' connections need their rule as well, after a move from there.
 //! * The input hook sees requests for endpoints at addresses of this node.
 //! * The output hook sees requests of processes of this node.
 //!
 //! The other rules of the chain are not interpreted: if one of them accepts these packets already, our
 //! rule is redundant and harmless.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 use netlink::transport::{Transport, protocols};
 use netlink::{Error, Refusal};
@@ -32,13 +35,16 @@ use netlink::{NLM_F_APPEND, NLM_F_CREATE};
 use rustix::io::Errno;
 
 use super::listing::{self, commit_all, dump_chains, refused};
+use crate::util::clock;
 use nftables::raw::{commit, message_type};
 use nftables::sys::*;
 
 mod accept_rule;
 mod accepted;
 mod chain;
+mod contest;
 mod decision;
+mod ends;
 mod legacy;
 mod report;
 
@@ -47,17 +53,21 @@ use accept_rule::{final_drop, insert_best};
 use accepted::{Accepted, Author};
 pub(crate) use chain::ForeignChain;
 pub(crate) use chain::ForeignHook;
-use chain::may_drop;
+use contest::{Contests, Turn};
 pub(crate) use decision::{Headers, Taking};
+pub(crate) use ends::ChainEnds;
 pub use report::ChainReport;
 use report::DropCause;
 pub(crate) use report::DroppingChain;
+use report::MissingRule;
 
 /// A socket that maintains our rules in the foreign chains of its network namespace.
 #[derive(Debug)]
 pub struct ForeignChains {
     transport: Transport,
     treatments: Treatments,
+    contests: Contests,
+    ends: ChainEnds,
 }
 
 /// The treatments of the chains at each hook that drop packets of Services.
@@ -123,19 +133,6 @@ struct OurRule {
     is_last: bool,
 }
 
-/// Returns whether a notification about a message of this kind (`NFT_MSG_*`) says that a foreign chain may
-/// need [`ForeignChains::apply`]: one that may drop packets of Services was added or changed, or our rule in one
-/// was deleted.
-pub(crate) fn concerns(kind: u16, payload: &[u8]) -> bool {
-    match kind {
-        NFT_MSG_NEWCHAIN => may_drop(payload),
-        // New rules are not watched: most are behind ours, which is at the head of the chain. The next
-        // resync finds one that drops before it.
-        NFT_MSG_DELRULE => author(payload).is_some(),
-        _ => false,
-    }
-}
-
 impl ForeignChains {
     /// Opens a socket.
     ///
@@ -145,7 +142,14 @@ impl ForeignChains {
         Ok(Self {
             transport: Transport::open(protocols::NETLINK_NETFILTER)?,
             treatments,
+            contests: Contests::default(),
+            ends: ChainEnds::default(),
         })
+    }
+
+    /// Returns the chains at whose end our rule must stay, which [`Self::apply`] keeps up to date.
+    pub(crate) fn ends(&self) -> ChainEnds {
+        self.ends.clone()
     }
 
     /// Applies the treatments to every foreign chain.
@@ -160,20 +164,29 @@ impl ForeignChains {
             legacy_tables: legacy::in_use(self.treatments),
             ..ChainReport::default()
         };
+        let now = clock::since_boot();
+        let mut ends = BTreeSet::new();
         for (chain, has_drop_policy) in self.chains()? {
-            if let Err(error) = self.apply_to(&chain, has_drop_policy, &mut report) {
-                report.failures.insert(format!("{chain}: {error}"));
+            match self.apply_to(&chain, has_drop_policy, now, &mut report) {
+                Ok(true) => drop(ends.insert(chain.name)),
+                Ok(false) => {}
+                Err(error) => {
+                    report.failures.insert(format!("{chain}: {error}"));
+                }
             }
         }
+        self.ends.set(ends);
         Ok(report)
     }
 
+    /// Returns whether the last rule of the chain is ours, or should be.
     fn apply_to(
         &mut self,
         chain: &ForeignChain,
         has_drop_policy: bool,
+        now: Duration,
         report: &mut ChainReport,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let rules = self.rules(chain)?;
         let cause = match chain.hook {
             _ if has_drop_policy => Some(DropCause::Policy),
@@ -189,57 +202,63 @@ impl ForeignChains {
         let is_only_named = accepted.is_empty() || accepted.iter().any(is_in_vain);
         accepted.retain(|it| !is_in_vain(it));
         let inserts = self.treatments.of(chain.hook) == Treatment::Accept;
+        let wanted = accepted.last().copied();
+        let last = wanted.filter(|it| it.comes_last(chain.hook) && cause.is_some() && inserts);
+        let turn = last.map_or(Turn::Move, |last| {
+            let mut ours = rules.ours.iter();
+            let is_displaced = ours.any(|it| it.comment == last.comment() && !it.is_last);
+            self.contests.turn(chain, is_displaced, now)
+        });
+        report.waits |= turn == Turn::Wait;
+        if turn == Turn::Rest {
+            accepted.retain(|it| !it.comes_last(chain.hook));
+        }
         let is_in_place = |it: &Accepted, found: &OurRule| {
-            it.comment() == found.comment && (found.is_last || !it.comes_last(chain.hook))
+            let is_placed = found.is_last || turn == Turn::Wait || !it.comes_last(chain.hook);
+            it.comment() == found.comment && is_placed
         };
         let is_wanted = |found: &OurRule| {
             let mut accepted = accepted.iter();
             cause.is_some() && inserts && accepted.any(|it| is_in_place(it, found))
         };
         let (kept, superfluous): (Vec<_>, Vec<_>) = rules.ours.into_iter().partition(is_wanted);
-        if !superfluous.is_empty() {
-            self.delete(chain, &superfluous)?;
-            report.removed.push(chain.clone());
-        }
-        let Some(cause) = cause else {
-            return Ok(());
-        };
         // The operator's own rule, which the log proposed, is as good as ours.
-        let is_of_operator = |it: &Accepted| {
+        let is_of_operator = wanted.is_some_and(|it| {
             let comment = it.operators_comment();
             rules.of_operator.iter().any(|found| found == comment)
+        });
+        let is_missing = |it: &&Accepted| !kept.iter().any(|found| is_in_place(it, found));
+        let missing: Vec<Accepted> = match cause.is_some() && inserts && !is_of_operator {
+            true => accepted.iter().filter(is_missing).copied().collect(),
+            false => Vec::new(),
         };
-        if accepted.last().is_some_and(is_of_operator) {
-            return Ok(());
+        let refusal = self.write(chain, &missing, &superfluous)?;
+        if !superfluous.is_empty() {
+            report.removed.push(chain.clone());
         }
+        let Some(cause) = cause.filter(|_| !is_of_operator) else {
+            return Ok(false);
+        };
         let are_translated = self.treatments.are_translated;
-        let dropping = |accepted, refusal| DroppingChain {
-            chain: chain.clone(),
-            cause,
-            accepted,
-            are_translated,
-            refusal,
+        let mut drops = |accepted, missing| {
+            report.dropping.insert(DroppingChain {
+                chain: chain.clone(),
+                cause,
+                accepted,
+                are_translated,
+                missing,
+            });
         };
         if !inserts || is_only_named {
-            let accepted = accepted.last().filter(|_| !is_only_named).copied();
-            report.dropping.insert(dropping(accepted, None));
+            drops(wanted.filter(|_| !is_only_named), None);
         }
-        if !inserts {
-            return Ok(());
+        match (&refusal, turn) {
+            (Some(refusal), _) => drops(missing.last().copied(), Some(refusal.into())),
+            (None, Turn::Rest) => drops(last, Some(MissingRule::Displaced)),
+            (None, _) if !missing.is_empty() => report.inserted.push(chain.clone()),
+            (None, _) => {}
         }
-        let is_missing = |it: &Accepted| !kept.iter().any(|found| is_in_place(it, found));
-        let missing: Vec<Accepted> = accepted.iter().copied().filter(is_missing).collect();
-        for &accepted in &missing {
-            if let Some(refusal) = self.insert(chain, accepted)? {
-                let refusal = Some((&refusal).into());
-                report.dropping.insert(dropping(Some(accepted), refusal));
-                return Ok(());
-            }
-        }
-        if !missing.is_empty() {
-            report.inserted.push(chain.clone());
-        }
-        Ok(())
+        Ok(last.is_some() && turn != Turn::Rest)
     }
 
     /// Returns the chains that have a rule of ours.
@@ -314,23 +333,46 @@ impl ForeignChains {
         Ok(rules)
     }
 
-    /// Inserts our rule into `chain`. Returns the kernel's refusal if it is permanent.
-    fn insert(
+    /// Inserts our rules and deletes old ones. Returns the kernel's refusal of the new ones if it is permanent.
+    fn write(
         &mut self,
         chain: &ForeignChain,
-        accepted: Accepted,
+        new: &[Accepted],
+        old: &[OurRule],
+    ) -> Result<Option<Refusal>, Error> {
+        if new.is_empty() {
+            return self.delete(chain, old).map(|()| None);
+        }
+        let refusal = self.exchange(chain, new, old)?;
+        if refusal.is_none() || old.is_empty() {
+            return Ok(refusal);
+        }
+        // Another program may have deleted an old one. The others must go also if the new ones cannot come.
+        self.delete(chain, old)?;
+        self.exchange(chain, new, &[])
+    }
+
+    /// Does so in one transaction, so that a rule that moves is never missing.
+    fn exchange(
+        &mut self,
+        chain: &ForeignChain,
+        new: &[Accepted],
+        old: &[OurRule],
     ) -> Result<Option<Refusal>, Error> {
         let refusal = insert_best(chain, |syntax| {
-            // Without NLM_F_APPEND the kernel puts the rule first.
-            let flags = match accepted.comes_last(chain.hook) {
-                true => NLM_F_CREATE | NLM_F_APPEND,
-                false => NLM_F_CREATE,
-            };
             commit(&mut self.transport, |batch| {
-                batch.push(message_type(NFT_MSG_NEWRULE), flags, |writer| {
-                    chain.name.write(writer);
-                    accept_rule::write(writer, accepted, syntax);
-                })
+                for accepted in new {
+                    // Without NLM_F_APPEND the kernel puts the rule first.
+                    let flags = match accepted.comes_last(chain.hook) {
+                        true => NLM_F_CREATE | NLM_F_APPEND,
+                        false => NLM_F_CREATE,
+                    };
+                    batch.push(message_type(NFT_MSG_NEWRULE), flags, |writer| {
+                        chain.name.write(writer);
+                        accept_rule::write(writer, *accepted, syntax);
+                    })?;
+                }
+                (old.iter()).try_for_each(|old| chain.name.delete_rule(batch, Some(old.handle)))
             })
         })?;
         let Some(refusal) = refusal else {

@@ -55,13 +55,22 @@ pub(super) fn dump_chains<T>(
 
 /// Reads the name of a chain.
 pub(super) fn chain_name(payload: &[u8]) -> Result<ChainName, Error> {
+    named_by(payload, NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME)
+}
+
+/// Reads the name of the chain of a rule.
+pub(super) fn rule_chain(payload: &[u8]) -> Result<ChainName, Error> {
+    named_by(payload, NFTA_RULE_TABLE, NFTA_RULE_CHAIN)
+}
+
+fn named_by(payload: &[u8], of_table: u16, of_chain: u16) -> Result<ChainName, Error> {
     let (mut table, mut name) = (String::new(), String::new());
     for attribute in contents(payload) {
         let attribute = attribute?;
-        match attribute.kind {
-            NFTA_CHAIN_TABLE => table = text(attribute.value),
-            NFTA_CHAIN_NAME => name = text(attribute.value),
-            _ => {}
+        if attribute.kind == of_table {
+            table = text(attribute.value);
+        } else if attribute.kind == of_chain {
+            name = text(attribute.value);
         }
     }
     let family = payload.first().copied().unwrap_or_default();

@@ -88,6 +88,16 @@ fn our_rules_return(kernel: Kernel) {
     has_rule(&daemon);
     connections.assert_alive("a new table");
 
+    if kernel == Kernel::Nftables {
+        // Our rule for requests stays behind rules of others, which may be network policies.
+        nft("add rule inet others forward ip saddr 192.0.2.9 drop");
+        daemon.eventually("our rule is the last one", || {
+            let listed = list();
+            listed.rfind("192.0.2.9") < listed.rfind("ipvs-proxier: packets")
+        });
+        connections.assert_alive("a rule behind ours");
+    }
+
     // If another program keeps flushing the chain, repairs stay rare and are logged once.
     let (before, start) = (handle(&cluster), Instant::now());
     while start.elapsed() < Duration::from_secs(3) {

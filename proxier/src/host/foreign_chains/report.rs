@@ -21,6 +21,8 @@ pub struct ChainReport {
     pub dropping: BTreeSet<DroppingChain>,
     /// Errors, each with its chain. The next check may succeed.
     pub failures: BTreeSet<String>,
+    /// Whether our rule stays before those of others for a while, which another check ends.
+    pub waits: bool,
     /// The tables of iptables-legacy in use.
     pub legacy_tables: Vec<LegacyFilter>,
 }
@@ -36,8 +38,8 @@ pub struct DroppingChain {
     pub(super) accepted: Option<Accepted>,
     /// Whether the packets are translated before.
     pub(super) are_translated: bool,
-    /// The kernel's error for our rule; `None` with [`super::Treatment::Warn`].
-    pub(super) refusal: Option<RefusedRule>,
+    /// Why our rule is missing; `None` with [`super::Treatment::Warn`].
+    pub(super) missing: Option<MissingRule>,
 }
 
 /// The reason why a chain drops the packets that none of its rules accepts.
@@ -47,17 +49,22 @@ pub(super) enum DropCause {
     LastRule,
 }
 
-/// The kernel's refusal to insert our rule.
+/// Why our rule is missing.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct RefusedRule {
-    words: String,
-    /// Whether only the process that made the table may change it (`NFT_TABLE_F_OWNER`).
-    is_of_owner: bool,
+pub(super) enum MissingRule {
+    /// The kernel refuses it.
+    Refused {
+        words: String,
+        /// Whether only the process that made the table may change it (`NFT_TABLE_F_OWNER`).
+        is_of_owner: bool,
+    },
+    /// Another program put its rules behind it again and again.
+    Displaced,
 }
 
-impl From<&Refusal> for RefusedRule {
+impl From<&Refusal> for MissingRule {
     fn from(refusal: &Refusal) -> Self {
-        Self {
+        Self::Refused {
             words: refusal.to_string(),
             is_of_owner: refusal.errno == Errno::PERM,
         }
@@ -71,7 +78,7 @@ impl fmt::Display for DroppingChain {
             cause,
             accepted,
             are_translated,
-            refusal,
+            missing,
         } = self;
         let cause = match cause {
             DropCause::Policy => "policy",
@@ -113,23 +120,30 @@ impl fmt::Display for DroppingChain {
             f,
             "{chain} drops {packets} packets by its {cause}; unless one of its rules accepts {accepting}, {effect}; "
         )?;
-        if let Some(refusal) = refusal {
-            write!(
-                f,
-                "inserting a rule for them was refused: {}; ",
-                refusal.words
-            )?;
+        match missing {
+            Some(MissingRule::Refused { words, .. }) => {
+                write!(f, "inserting a rule for them was refused: {words}; ")?;
+            }
+            Some(MissingRule::Displaced) => f.write_str(
+                "our rule for them is left out for ten minutes, because another program puts rules behind it again and \
+                 again, which it would overrule; ",
+            )?,
+            None => {}
         }
-        match (accepted, refusal) {
+        match (accepted, missing) {
             // The command needs the mark, which our table sets only if it may insert the rule.
             (Some(Accepted::Marked { .. }), None) => {
                 write!(f, "to accept them, {}", start_again(chain.hook))
             }
-            (_, Some(refusal)) if refusal.is_of_owner && chain.is_of_firewalld() => write!(
-                f,
-                "to permit it, set `NftablesTableOwner=no` in /etc/firewalld/firewalld.conf and restart \
+            (_, Some(MissingRule::Refused { is_of_owner, .. }))
+                if *is_of_owner && chain.is_of_firewalld() =>
+            {
+                write!(
+                    f,
+                    "to permit it, set `NftablesTableOwner=no` in /etc/firewalld/firewalld.conf and restart \
                  firewalld"
-            ),
+                )
+            }
             (Some(accepted), _) => {
                 write!(f, "to accept them, run `{}`", accepted.command(chain))
             }

@@ -122,11 +122,11 @@ pub(crate) fn local_routes(
 pub(crate) fn rules(
     table: &'static str,
     port: u32,
-    is_relevant: fn(u16, &[u8]) -> bool,
+    is_relevant: impl Fn(u16, &[u8]) -> bool + Clone + Send + 'static,
     changed: impl FnMut(Tampering) -> bool + Send + 'static,
 ) {
     let open = move || {
-        let mut watch = RulesWatch::open(table, port, is_relevant)?;
+        let mut watch = RulesWatch::open(table, port, is_relevant.clone())?;
         let look: Look<Tampering> = Box::new(move || {
             wait_for(&watch)?;
             let mut tamperings = watch.read()?;
