@@ -272,7 +272,7 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
             let node = planned.snapshot.node();
             rules.filter.follow(wanted, changed, &marks, node);
         }
-        self.owners.follow(&servers, wanted);
+        self.owners.follow(&servers, wanted, |_| true);
         self.state.pending.virtual_servers.extend(servers);
         let addresses = changed.addresses.iter().copied();
         self.state.pending.addresses.extend(addresses);

@@ -39,6 +39,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::nftables::{Command, RulesClient, Table};
+use ipvs_netlink as ipvs;
 
 use super::conntrack::Sweeper;
 use super::ipvs::filter::{self, FilterConfig, NodeFacts};
@@ -176,6 +177,19 @@ impl Nftables {
         }
     }
 
+    /// Notes the names of the frontends whose connections the table counts. The plan changed in those with the keys `changed`.
+    fn name_counted(&self, planned: Planned<'_>, changed: BTreeSet<ipvs::ServiceKey>) {
+        let Some(table) = self.rules.table() else {
+            return;
+        };
+        // Without marks, the virtual servers are the frontends.
+        let no_marks = InsideMarks::default();
+        let frontends = Wanted::new(planned.desired(), &no_marks);
+        self.owners.follow(&changed, frontends, |key| {
+            Frontend::of(key).is_some_and(|frontend| table.counts(&frontend))
+        });
+    }
+
     /// Notes the endpoints of an earlier process that left while no process ran.
     fn note_found(&mut self, planned: Planned<'_>, now: Duration) {
         let mut before = BTreeMap::<Frontend, BTreeSet<SocketAddr>>::new();
@@ -249,11 +263,10 @@ impl Dataplane for Nftables {
             self.departures.follow(planned, changed, now);
         }
         self.rounded.follow(planned.desired(), changed);
-        let servers = changed.frontends.iter().map(|it| (*it).into()).collect();
-        // Without marks, the virtual servers are the frontends.
-        let no_marks = InsideMarks::default();
-        let frontends = Wanted::new(planned.desired(), &no_marks);
-        self.owners.follow(&servers, frontends);
+        self.name_counted(
+            planned,
+            changed.frontends.iter().map(|it| (*it).into()).collect(),
+        );
         let plans = changed.frontends.iter();
         let plans = plans.filter_map(|frontend| planned.desired().frontends.get(frontend));
         let all = plans.flat_map(FrontendPlan::balancings);
@@ -273,6 +286,7 @@ impl Dataplane for Nftables {
     ) -> Result<bool, Failure> {
         if !self.is_known() {
             self.rules.start(planned, &self.found);
+            self.name_counted(planned, BTreeSet::new());
             self.note_found(planned, now);
             self.departures.find(&mut self.flows, planned, now);
             self.found = Table::default();

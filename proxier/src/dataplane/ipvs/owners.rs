@@ -11,8 +11,8 @@ use crate::plan::FrontendKind;
 
 /// The names of virtual servers. Rounds write the changes, and a scrape reads a copy.
 ///
-/// Empty while there are more virtual servers than the limit, so that a large node needs no memory for
-/// series that it does not have.
+/// If there are more virtual servers than the limit, those that have a name keep it: a tenant with many Services takes no
+/// series from others.
 #[derive(Debug)]
 pub struct Owners {
     limit: usize,
@@ -56,39 +56,56 @@ impl Owners {
         }
     }
 
-    /// Updates the names to the plan, which differs from that of the last call in `changed`.
-    pub fn follow(&self, changed: &BTreeSet<ipvs::ServiceKey>, planned: Wanted<'_>) {
+    /// Updates the names to the plan, which differs from that of the last call in `changed`. Only those of virtual servers
+    /// that `may` have one are taken.
+    pub fn follow(
+        &self,
+        changed: &BTreeSet<ipvs::ServiceKey>,
+        planned: Wanted<'_>,
+        may: impl Fn(&ipvs::ServiceKey) -> bool,
+    ) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut known.planned, planned.len());
-        if planned.len() > self.limit {
-            known.owners = BTreeMap::new();
-        } else if before > self.limit {
-            // Changes above the limit were not followed.
-            let all = planned.iter().map(|(key, server)| (key, server.into()));
-            known.owners = all.collect();
-        } else {
-            for key in changed {
-                match planned.get(key) {
-                    Some(server) => known.owners.insert(*key, server.into()),
-                    None => known.owners.remove(key),
-                };
+        let Known {
+            owners,
+            planned: count,
+        } = &mut *known;
+        *count = planned.len();
+        // First, because they make room.
+        for gone in changed
+            .iter()
+            .filter(|key| !planned.contains(key) || !may(key))
+        {
+            owners.remove(gone);
+        }
+        for key in changed.iter().filter(|key| may(key)) {
+            if let Some(server) = planned.get(key)
+                && (owners.len() < self.limit || owners.contains_key(key))
+            {
+                owners.insert(*key, server.into());
             }
+        }
+        let room = self.limit.min(*count).saturating_sub(owners.len());
+        if room > 0 {
+            let others = planned
+                .iter()
+                .filter(|(key, _)| may(key) && !owners.contains_key(key));
+            let others = others.take(room).map(|(key, server)| (key, server.into()));
+            let others: Vec<_> = others.collect();
+            owners.extend(others);
         }
     }
 
     /// Returns a copy of all names.
-    ///
-    /// # Errors
-    /// The reason why there are none: there are more virtual servers than the limit.
-    pub fn read(&self) -> Result<BTreeMap<ipvs::ServiceKey, Owner>, TooMany> {
+    pub fn read(&self) -> BTreeMap<ipvs::ServiceKey, Owner> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        match known.planned <= self.limit {
-            true => Ok(known.owners.clone()),
-            false => Err(TooMany {
-                planned: known.planned,
-                limit: self.limit,
-            }),
-        }
+        known.owners.clone()
+    }
+
+    /// Returns why some virtual servers have no name; `None` if all have one.
+    pub fn lacking(&self) -> Option<TooMany> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let limit = self.limit;
+        (known.planned > limit).then_some(TooMany { limit })
     }
 
     /// Returns whether the operator permits no names at all.
@@ -99,9 +116,10 @@ impl Owners {
 
 /// There are more virtual servers, or frontends, than the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("each metric would have {planned} series, above --service-metrics-limit={limit}")]
+#[error(
+    "only {limit} virtual servers have series; there are more than --service-metrics-limit={limit}"
+)]
 pub struct TooMany {
-    planned: usize,
     limit: usize,
 }
 
@@ -122,7 +140,7 @@ mod tests {
         };
         let key = |last| ipvs::ServiceKey::from(frontend(last));
         let marks = InsideMarks::default();
-        let owners = Owners::new(1);
+        let owners = Owners::new(2);
         let follow = |changed, planned: &[u8]| {
             let plans = planned
                 .iter()
@@ -131,19 +149,24 @@ mod tests {
                 frontends: plans.collect(),
                 ..Desired::default()
             };
-            owners.follow(&[key(changed)].into(), Wanted::new(&desired, &marks));
+            owners.follow(
+                &[key(changed)].into(),
+                Wanted::new(&desired, &marks),
+                |other| *other != key(9),
+            );
+            let names: Vec<u8> = (0..10)
+                .filter(|last| owners.read().contains_key(&key(*last)))
+                .collect();
+            (names, owners.lacking().is_some())
         };
-        follow(1, &[1]);
-        assert!(owners.read().unwrap().contains_key(&key(1)));
-        follow(2, &[1, 2]);
-        let why = owners.read().unwrap_err().to_string();
-        assert_eq!(
-            why,
-            "each metric would have 2 series, above --service-metrics-limit=1"
-        );
-        follow(2, &[1]);
-        assert_eq!(owners.read().unwrap().len(), 1, "the names are back");
-        follow(1, &[]);
-        assert_eq!(owners.read().unwrap().len(), 0);
+        assert_eq!(follow(5, &[5]), (vec![5], false));
+        assert_eq!(follow(6, &[5, 6]), (vec![5, 6], false));
+        // Another one takes no name from those that have one, wherever it is in the order.
+        assert_eq!(follow(1, &[1, 5, 6]), (vec![5, 6], true));
+        assert_eq!(follow(5, &[1, 5, 6]), (vec![5, 6], true));
+        assert_eq!(follow(6, &[1, 5]), (vec![1, 5], false));
+        assert_eq!(follow(1, &[5]), (vec![5], false));
+        assert_eq!(follow(9, &[5, 9]), (vec![5], false), "it may have no name");
+        assert_eq!(follow(5, &[]), (vec![], false));
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use nftables::{Command, RulesClient, Table, TransactionError};
 use tracing::Level;
 
+use super::chains;
 use super::changes::{self, Changes, Content};
 use super::names::{ENDPOINTS, EXTERNAL_FRONTENDS};
 use super::parts;
@@ -85,13 +86,14 @@ impl Rules {
         self.retry.due()
     }
 
-    /// Reads the frontends of the kernel's table, perhaps of an earlier process: the slots of all, and the names of the
-    /// external ones.
+    /// Reads the frontends of the kernel's table, perhaps of an earlier process: the slots of all, the names of the
+    /// external ones and of those that are counted.
     pub(super) fn read_frontends(&mut self) -> Result<Table, Failure> {
         let mut found = Table::default();
         for family in FAMILIES {
             let names = [ENDPOINTS, EXTERNAL_FRONTENDS].map(|name| name.of(family));
-            for set in parts::sets(family).filter(|set| names.contains(&&*set.name)) {
+            let sets = parts::sets(family).filter(|set| names.contains(&&*set.name));
+            for set in sets.chain([chains::counters(family)]) {
                 found.add_set(self.client.read_elements(&set)?);
             }
         }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use nftables::{Chain, Command, Match, Set, Table, Value};
 
 use super::chains;
+use super::names::COUNTED;
 use super::order::{Order, Served};
 use super::parts;
 use super::pick::Route;
@@ -17,7 +18,7 @@ use super::slots::Present;
 use crate::cluster::model::Node;
 use crate::dataplane::ipvs::filter::{FilterConfig, NodeFacts};
 use crate::dataplane::packet_rules::{
-    Additions, Changes, HAIRPIN, HEALTH_CHECK_PORTS, LocalClients, Part, Parts, PlanView,
+    Additions, Changes, HAIRPIN, HEALTH_CHECK_PORTS, LocalClients, Part, Parts, PlanView, key_of,
 };
 use crate::plan::frontend::Frontend;
 use crate::plan::{Changed, Desired, FrontendPlan};
@@ -45,8 +46,9 @@ pub struct ServiceTable {
     node: NodeFacts,
     /// The clients inside the cluster.
     inside: Vec<Match>,
-    /// Whether connections are counted by frontend: not if there are too many.
-    is_counting: bool,
+    /// The frontends whose connections are counted. If there are too many frontends, those that are counted stay so: a
+    /// tenant with many Services takes no counter from others.
+    counted: BTreeSet<Frontend>,
     /// The orders of slots that differ from those of the plan.
     orders: BTreeMap<Frontend, Order>,
     /// The chains that exist on demand, by name.
@@ -83,7 +85,7 @@ impl ServiceTable {
             config: config.clone(),
             inside: LocalClients::on(config, &node).inside(),
             node,
-            is_counting: false,
+            counted: BTreeSet::new(),
             orders: BTreeMap::new(),
             shared: BTreeMap::new(),
             changes: Changes::default(),
@@ -101,7 +103,14 @@ impl ServiceTable {
         node: Option<&Node>,
     ) -> Self {
         let mut table = Self::new(config, node);
-        table.is_counting = table.may_count(desired);
+        let was_counted = |frontend: &Frontend| {
+            let set = model.sets.get(COUNTED.of(frontend.family()));
+            set.is_some_and(|set| set.contains(&key_of(frontend)))
+        };
+        let counted = in_table(desired).map(|(frontend, _)| *frontend);
+        let counted = counted.filter(was_counted).take(config.most_counted);
+        table.counted = counted.collect();
+        table.counted.append(&mut table.next_counted(desired));
         let mut routes = Vec::new();
         for (frontend, plan) in in_table(desired) {
             let present = Present::of(model, frontend);
@@ -195,30 +204,45 @@ impl ServiceTable {
         }
     }
 
-    /// Returns whether each frontend may have a counter, which has memory for every processor.
-    fn may_count(&self, desired: &Desired) -> bool {
-        desired.frontends.len() - desired.needing_relay().count() <= self.config.most_counted
+    /// Returns whether the connections of a frontend are counted.
+    pub(super) fn counts(&self, frontend: &Frontend) -> bool {
+        self.counted.contains(frontend)
     }
 
-    /// Notes the counters of both plans: of the changed frontends, and of all if counting begins or ends.
+    /// Returns the frontends that are not counted and for which there is room: a counter has memory for every processor.
+    fn next_counted(&self, desired: &Desired) -> BTreeSet<Frontend> {
+        let most = self.config.most_counted;
+        let all = desired.frontends.len() - desired.needing_relay().count();
+        let room = most.min(all).saturating_sub(self.counted.len());
+        if room == 0 {
+            return BTreeSet::new();
+        }
+        let frontends = in_table(desired).map(|(frontend, _)| *frontend);
+        frontends.filter(|it| !self.counts(it)).take(room).collect()
+    }
+
+    /// Notes which frontends lose their counters, and which get one.
     fn count(&mut self, desired: &Desired, changed: &Changed) {
-        let (mut old, mut new) = (Parts::new(), Parts::new());
-        let is_counting = self.may_count(desired);
-        let was_counting = std::mem::replace(&mut self.is_counting, is_counting);
-        let all = in_table(desired).map(|(frontend, _)| frontend);
-        let others = all.filter(|_| is_counting != was_counting);
-        let others = others.filter(|it| !changed.frontends.contains(it));
-        let then = PlanView::before(desired, changed);
-        let frontends = others.chain(&changed.frontends);
-        for frontend in frontends.filter(|it| !it.needs_relay()) {
-            let counter = parts::counter(frontend);
-            if was_counting && then.frontend(frontend).is_some() {
-                old.insert(counter.name(), counter.clone());
-            }
-            if is_counting && desired.frontends.contains_key(frontend) {
-                new.insert(counter.name(), counter);
+        let gone = changed.frontends.iter();
+        let gone = gone.filter(|frontend| !desired.frontends.contains_key(frontend));
+        let gone: Vec<Frontend> = gone.filter_map(|it| self.counted.take(it)).collect();
+        let mut added: BTreeSet<Frontend> = BTreeSet::new();
+        // Those that changed first: in a small table, no others need one.
+        let changed = changed.frontends.iter();
+        let present = changed.filter(|it| desired.frontends.contains_key(it) && !it.needs_relay());
+        for frontend in present {
+            if self.counted.len() < self.config.most_counted && self.counted.insert(*frontend) {
+                added.insert(*frontend);
             }
         }
+        let others = self.next_counted(desired);
+        self.counted.extend(&others);
+        added.extend(others);
+        let counters = |frontends: &mut dyn Iterator<Item = &Frontend>| -> Parts {
+            let counters = frontends.map(parts::counter);
+            counters.map(|part| (part.name(), part)).collect()
+        };
+        let [old, new] = [counters(&mut gone.iter()), counters(&mut added.iter())];
         self.changes.note(old, new);
     }
 
@@ -376,7 +400,7 @@ impl ServiceTable {
                 };
                 let served = self.served(&frontend, plan);
                 parts::of_frontend(&frontend, plan, &served, &self.node.addresses, add);
-                if self.is_counting {
+                if self.counts(&frontend) {
                     add(parts::counter(&frontend));
                 }
             }

@@ -51,7 +51,7 @@ struct State {
     read: ReadPages,
     reader: Option<CounterReader>,
     /// The last reason why series of Services are missing.
-    missing: String,
+    missing: Option<String>,
     failures: BTreeMap<&'static str, u64>,
 }
 
@@ -102,13 +102,14 @@ impl Scraper {
             record_watch(status, &mut state.failures);
         }
         let recorded = self.exporter.render().into();
+        let lacking = self.owners.lacking().filter(|_| !self.owners.is_off());
         let (traffic, why) = match self.traffic(&mut state.reader) {
-            Ok(traffic) => (traffic, String::new()),
-            Err(why) => (None, why),
+            Ok(traffic) => (traffic, lacking.map(|why| why.to_string())),
+            Err(why) => (None, Some(format!("no series of Services: {why}"))),
         };
         if why != state.missing {
-            if !why.is_empty() {
-                tracing::warn!("metrics have no series of Services: {why}");
+            if let Some(why) = &why {
+                tracing::warn!("metrics: {why}");
             }
             state.missing = why;
         }
@@ -125,16 +126,16 @@ impl Scraper {
     }
 
     /// Reads the counters of Services, or returns why they are missing; `None` if they are switched off.
-    fn traffic(&self, reader: &mut Option<CounterReader>) -> Result<Option<Traffic>, String> {
+    fn traffic(&self, reader: &mut Option<CounterReader>) -> Result<Option<Traffic>, Failure> {
         if self.owners.is_off() || self.counter == TrafficCounter::None {
             return Ok(None);
         }
-        let owners = self.owners.read().map_err(|why| why.to_string())?;
+        let owners = self.owners.read();
         let traffic = match self.counter {
             TrafficCounter::Nftables => of_nftables(&owners),
             _ => self.of_ipvs(&owners, reader),
         };
-        traffic.map(Some).map_err(|failure| failure.to_string())
+        traffic.map(Some)
     }
 
     fn of_ipvs(
@@ -167,7 +168,7 @@ fn of_nftables(owners: &BTreeMap<ipvs::ServiceKey, Owner>) -> Result<Traffic, Fa
     Ok(Traffic::of_connections(counted.filter_map(
         |(frontend, connections)| {
             let key = frontend.into();
-            // A frontend that left the plan a moment ago has no name.
+            // A frontend that entered or left the plan a moment ago has no name.
             Some((key, owners.get(&key)?, connections))
         },
     )))

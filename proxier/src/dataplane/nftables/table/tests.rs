@@ -154,7 +154,7 @@ fn config() -> FilterConfig {
     }
 }
 
-/// Returns the table without the slots, and the slots of each frontend; those that are drawn at random in order.
+/// Returns the table without the slots and counters, and the slots of each frontend; those that are drawn at random in order.
 fn parts_of(table: &Table, desired: &Desired) -> (Table, BTreeMap<Frontend, [Vec<SocketAddr>; 2]>) {
     let mut rest = table.clone();
     let mut slots = BTreeMap::new();
@@ -168,11 +168,21 @@ fn parts_of(table: &Table, desired: &Desired) -> (Table, BTreeMap<Frontend, [Vec
             lists.iter_mut().for_each(|list| list.sort());
         }
         slots.insert(frontend, lists);
-        let name = names::ENDPOINTS.of(frontend.family());
-        let without = rest.sets[name].without_elements();
-        rest.add_set(without);
+        for name in [names::ENDPOINTS, COUNTED] {
+            let without = rest.sets[name.of(frontend.family())].without_elements();
+            rest.add_set(without);
+        }
     }
     (rest, slots)
+}
+
+/// Returns the frontends whose connections the table counts.
+fn counted(table: &Table) -> Vec<Frontend> {
+    let is_counted = |frontend: &Frontend| {
+        let set = &table.sets[COUNTED.of(frontend.family())];
+        set.contains(&key_of(frontend))
+    };
+    (0..4).map(frontend).filter(is_counted).collect()
 }
 
 proptest! {
@@ -198,9 +208,13 @@ proptest! {
             } else {
                 desired.addresses.remove(&address);
             }
+            let were_counted = counted(&kernel.0);
             rules.follow(&desired, &changed(before, [frontend]));
             kernel.apply(&rules.take_commands());
             prop_assert_eq!(&kernel.0, &rules.table(&desired));
+            // No other frontend takes its counter from one that stays.
+            let stay = |it: &Frontend| desired.frontends.contains_key(it);
+            prop_assert!(were_counted.into_iter().filter(stay).all(|it| rules.counts(&it)));
             // A plan that is followed already changes nothing.
             rules.follow(&desired, &changed(desired.clone(), [frontend]));
             prop_assert_eq!(rules.take_commands(), []);
@@ -208,6 +222,8 @@ proptest! {
         kernel.apply(&rules.sweep());
         prop_assert_eq!(&kernel.0, &rules.table(&desired));
         let scratch = table(&desired, &config(), None);
+        prop_assert_eq!(counted(&kernel.0).len(), desired.frontends.len().min(2));
+        prop_assert_eq!(counted(&scratch).len(), desired.frontends.len().min(2));
         prop_assert_eq!(parts_of(&kernel.0, &desired), parts_of(&scratch, &desired));
         // A new process finds the order of slots again.
         let again = ServiceTable::like(&kernel.0, &desired, &config(), None);
