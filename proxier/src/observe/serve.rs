@@ -126,7 +126,7 @@ pub(crate) fn start(config: ServeConfig, sources: Sources) -> io::Result<Running
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        // For scrapes: one reads the kernel, and another waits for its page.
+        // One reads the kernel for scrapes, the other for those who look. Clients that wait for either occupy none.
         .max_blocking_threads(2)
         .thread_keep_alive(Duration::from_secs(1))
         .build()?;

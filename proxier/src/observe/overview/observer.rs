@@ -1,20 +1,24 @@
 //! Answers of clients who look: asks the daemon, and reads the counters of what is visible.
+//!
+//! Clients take turns, and share what was read: however many look and however often, the daemon lists all Services once for
+//! a census, and the kernel is asked for each counter once a second. A client that waits for its turn occupies no thread.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipvs_netlink as ipvs;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::assemble::{self, HeadFacts, Parts, Selection};
 use super::census::Census;
 use super::counters::{CounterSource, CounterTable, Counts};
 use super::desk::{Desk, Question, Told};
-use super::directory::Detail;
+use super::directory::{Detail, Directory};
 use super::history::History;
 use super::model::Overview;
-use super::query::Query;
+use super::query::{Query, Sort};
 use super::rates::Rates;
 use crate::dataplane::Failure;
 use crate::sources::message::Message;
@@ -25,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The most frontends whose counters are read for one answer.
 const MAX_READ: usize = 500;
+
+/// The age up to which the counters of a frontend are shown again.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// The time without a client after which the last census is forgotten.
 const IDLE: Duration = Duration::from_secs(60);
@@ -54,7 +61,7 @@ pub(crate) struct Observer {
     history: Arc<History>,
     desk: Arc<Desk>,
     daemon: SyncSender<Message>,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug)]
@@ -62,6 +69,10 @@ struct State {
     source: CounterSource,
     census: Census,
     has_census: bool,
+    /// When the daemon was asked for the last census, in time since boot.
+    asked: Option<Duration>,
+    /// The counters that were read last, and when.
+    recent: (Duration, CounterTable),
     rates: Rates,
     /// When a client looked last, in time since boot.
     looked: Duration,
@@ -76,13 +87,15 @@ impl Observer {
             history: config.history,
             desk: config.desk,
             daemon: config.daemon,
-            state: Mutex::new(State {
+            state: Arc::new(Mutex::new(State {
                 source: config.source,
                 census: Census::default(),
                 has_census: false,
+                asked: None,
+                recent: Default::default(),
                 rates: Rates::default(),
                 looked: Duration::ZERO,
-            }),
+            })),
         }
     }
 
@@ -111,38 +124,71 @@ impl Observer {
         if state.has_census && state.looked + IDLE <= clock::since_boot() {
             state.census = Census::default();
             state.has_census = false;
+            state.recent.1.clear();
         }
     }
 
     /// Returns the view for a query.
     pub(crate) async fn overview(self: Arc<Self>, head: HeadFacts, query: Query) -> Overview {
-        let question = Question {
-            needs_directory: self.is_census_due(),
-            service: query.service.clone(),
-        };
-        let (told, mut notes) = match self.ask(question).await {
-            Ok(told) => (told, Vec::new()),
-            Err(why) => (Told::default(), vec![why.to_owned()]),
-        };
-        if query.service.is_some() && told.detail.is_none() && notes.is_empty() {
-            notes.push("this node serves no port of the Service that was asked for".to_owned());
+        let (mut detail, mut notes) = (None, Vec::new());
+        if query.service.is_some() {
+            let question = Question {
+                needs_directory: false,
+                service: query.service.clone(),
+            };
+            match self.ask(question).await {
+                Ok(told) => detail = told.detail,
+                Err(why) => notes.push(why.to_owned()),
+            }
+            if detail.is_none() && notes.is_empty() {
+                notes.push("this node serves no port of the Service that was asked for".to_owned());
+            }
+        }
+        let mut state = self.state.clone().lock_owned().await;
+        if state.is_census_due(clock::since_boot()) {
+            // A task of its own, so that a census that was begun serves others if the client leaves.
+            let made = tokio::spawn(self.clone().make_census(state, query.sort)).await;
+            // An error would mean a panic, which ends the process.
+            let Ok((guard, note)) = made else {
+                return Overview::default();
+            };
+            state = guard;
+            notes.extend(note.map(str::to_owned));
         }
         // Reading the kernel blocks, and must not delay the answers to probes.
-        let read = tokio::task::spawn_blocking(move || self.read(&head, told, &notes, &query));
-        // An error would mean a panic, which ends the process.
+        let read =
+            tokio::task::spawn_blocking(move || state.read(&head, detail.as_ref(), &notes, &query));
         read.await.unwrap_or_default()
     }
 
-    /// Returns whether the census must be made anew. While another client reads one, that one serves both.
-    fn is_census_due(&self) -> bool {
-        let state = self.state.try_lock();
-        state.is_ok_and(|state| !state.has_census || state.census.is_over(clock::since_boot()))
+    /// Makes a census. Returns what clients should know if the daemon does not answer.
+    async fn make_census(
+        self: Arc<Self>,
+        mut state: OwnedMutexGuard<State>,
+        sort: Sort,
+    ) -> (OwnedMutexGuard<State>, Option<&'static str>) {
+        state.asked = Some(clock::since_boot());
+        let question = Question {
+            needs_directory: true,
+            service: None,
+        };
+        let (directory, took) = match self.ask(question).await {
+            Ok(told) => (told.directory.unwrap_or_default(), told.took),
+            Err(why) => return (state, Some(why)),
+        };
+        // Blocks, as in [`Self::overview`].
+        let counted = tokio::task::spawn_blocking(move || {
+            state.count(directory, took, sort);
+            state
+        });
+        match counted.await {
+            Ok(state) => (state, None),
+            // A panic ends the process.
+            Err(_) => std::future::pending().await,
+        }
     }
 
     async fn ask(&self, question: Question) -> Result<Told, &'static str> {
-        if !question.needs_directory && question.service.is_none() {
-            return Ok(Told::default());
-        }
         let told = self.desk.ask(question);
         let told =
             told.ok_or("too many clients ask the daemon; what it knows is missing or old")?;
@@ -154,38 +200,53 @@ impl Observer {
             "the daemon is busy with a round for more than 2 s; what it knows is missing or old",
         )
     }
+}
 
-    /// Makes a census if one is due, reads what is visible, and returns the view.
-    fn read(&self, head: &HeadFacts, told: Told, notes: &[String], query: &Query) -> Overview {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let State {
+impl State {
+    /// Returns whether the census must be made anew, and the daemon was not asked for it a moment ago.
+    fn is_census_due(&self, now: Duration) -> bool {
+        let is_asked = |asked: Duration| now.saturating_sub(asked) < self.census.interval();
+        (!self.has_census || self.census.is_over(now)) && !self.asked.is_some_and(is_asked)
+    }
+
+    /// Makes a census of what the daemon told in the time `took`.
+    fn count(&mut self, directory: Directory, took: Duration, sort: Sort) {
+        let began = Instant::now();
+        let mut census = Census::new(directory, clock::since_boot());
+        let known = census.keys();
+        let table = self.source.all(sort.into(), |key| known.contains(key));
+        census.failure = table.as_ref().err().map(ToString::to_string);
+        census.count(table.unwrap_or_default());
+        census.cost = began.elapsed() + took;
+        self.census = census;
+        self.has_census = true;
+    }
+
+    /// Reads what is visible, and returns the view.
+    fn read(
+        &mut self,
+        head: &HeadFacts,
+        detail: Option<&Detail>,
+        notes: &[String],
+        query: &Query,
+    ) -> Overview {
+        let now = clock::since_boot();
+        self.looked = now;
+        self.census.order(query.sort);
+        let Self {
             source,
             census,
-            has_census,
+            recent,
             rates,
-            looked,
-        } = &mut *state;
-        let now = clock::since_boot();
-        *looked = now;
-        if let Some(directory) = told.directory
-            // Another client may have made one in the meantime.
-            && (!*has_census || census.is_over(now))
-        {
-            let began = Instant::now();
-            *census = Census::new(directory, now);
-            *has_census = true;
-            let known = census.keys();
-            let table = source.all(query.sort.into(), |key| known.contains(key));
-            census.failure = table.as_ref().err().map(ToString::to_string);
-            census.count(table.unwrap_or_default());
-            census.cost = began.elapsed() + told.took;
-        }
-        census.order(query.sort);
+            ..
+        } = self;
         let problems = &head.past.problems;
         let selection = assemble::select(census, problems, query);
         let mut visible = CounterTable::new();
-        let read = read_visible(source, census, &selection, told.detail.as_ref(), rates, now);
-        let failure = match read {
+        if now.saturating_sub(recent.0) >= FRESH {
+            *recent = (now, CounterTable::new());
+        }
+        let failure = match read_visible(source, census, &selection, detail, (recent, rates)) {
             Ok(table) => {
                 visible = table;
                 None
@@ -196,7 +257,7 @@ impl Observer {
         let parts = Parts {
             head,
             census,
-            detail: told.detail.as_ref(),
+            detail,
             visible: &visible,
             notes: &notes,
             source: source.name(),
@@ -212,8 +273,7 @@ fn read_visible(
     census: &Census,
     selection: &Selection<'_>,
     detail: Option<&Detail>,
-    rates: &mut Rates,
-    now: Duration,
+    ((read_at, recent), rates): (&mut (Duration, CounterTable), &mut Rates),
 ) -> Result<CounterTable, Failure> {
     let of_detail = || detail.into_iter().flat_map(|detail| &detail.frontends);
     let rows = selection
@@ -230,7 +290,15 @@ fn read_visible(
             seen.insert(*key, counts.clone());
         }
     }
-    let mut read = source.some(&keys)?;
+    let missing = keys.iter().copied().filter(|key| !recent.contains_key(key));
+    let missing: BTreeSet<ipvs::ServiceKey> = missing.collect();
+    if !missing.is_empty() {
+        recent.append(&mut source.some(&missing)?);
+    }
+    let read = keys
+        .iter()
+        .filter_map(|key| Some((*key, recent.get(key)?.clone())));
+    let mut read: CounterTable = read.collect();
     for frontend in of_detail() {
         for endpoint in &frontend.endpoints {
             if let Some(counts) = endpoint.relayed {
@@ -247,7 +315,92 @@ fn read_visible(
     }
     seen.retain(|key, _| !read.contains_key(key));
     rates.follow(&mut seen, census.at);
-    rates.follow(&mut read, now);
+    rates.follow(&mut read, *read_at);
     read.append(&mut seen);
     Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::mpsc::{Receiver, sync_channel};
+
+    use tokio::task::{spawn_blocking, yield_now};
+    use tokio::time::{sleep, timeout};
+
+    use super::super::tests::head;
+    use super::*;
+
+    /// Returns an observer of a relay, and what it sends to the daemon.
+    fn observer(desk: &Arc<Desk>) -> (Arc<Observer>, Receiver<Message>) {
+        let (daemon, inquiries) = sync_channel(1_000);
+        let observer = Observer::new(ObserverConfig {
+            node: "node-a".into(),
+            dataplane: "userspace",
+            history: Arc::default(),
+            desk: desk.clone(),
+            daemon,
+            source: CounterSource::Relay,
+        });
+        (Arc::new(observer), inquiries)
+    }
+
+    #[test]
+    fn clients_who_look_at_once_share_one_census_and_wait_without_a_thread() {
+        let desk = Arc::<Desk>::default();
+        let (observer, inquiries) = observer(&desk);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let look = || tokio::spawn(observer.clone().overview(head(&[]), Query::default()));
+            // The first one leaves when it has asked.
+            let first = look();
+            while inquiries.try_recv().is_err() {
+                yield_now().await;
+            }
+            first.abort();
+            let clients: Vec<_> = (0..100).map(|_| look()).collect();
+            let directories = Cell::new(0);
+            let told = |question: &Question| {
+                directories.set(directories.get() + u32::from(question.needs_directory));
+                Told {
+                    directory: question.needs_directory.then(Directory::default),
+                    ..Told::default()
+                }
+            };
+            for client in clients {
+                while !client.is_finished() {
+                    desk.answer(told);
+                    sleep(Duration::from_millis(1)).await;
+                }
+                assert!(client.await.unwrap().head.notes.is_empty());
+            }
+            assert_eq!(directories.get(), 1);
+
+            // While the kernel is read for one of them.
+            let reading = observer.state.clone().lock_owned().await;
+            let clients: Vec<_> = (0..10).map(|_| look()).collect();
+            yield_now().await;
+            let scrape = timeout(Duration::from_secs(60), spawn_blocking(|| ()));
+            scrape.await.unwrap().unwrap();
+            assert!(clients.iter().all(|client| !client.is_finished()));
+            drop(reading);
+        });
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_answer_is_asked_again_after_a_while() {
+        let desk = Arc::<Desk>::default();
+        let (observer, _inquiries) = observer(&desk);
+        let state = observer.state.clone();
+        let mut state = state.try_lock_owned().unwrap();
+        let second = Duration::from_secs(1);
+        assert!(state.is_census_due(100 * second));
+        state.asked = Some(100 * second);
+        assert!(!state.is_census_due(101 * second));
+        assert!(state.is_census_due(102 * second));
+    }
 }

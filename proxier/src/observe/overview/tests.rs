@@ -99,7 +99,7 @@ fn problem(object: &str) -> Problem {
     )
 }
 
-fn head(problems: &[Problem]) -> HeadFacts {
+pub(super) fn head(problems: &[Problem]) -> HeadFacts {
     let change = |before, cause: &str, what: &str| Change::new(wall(before), cause, what);
     HeadFacts {
         node: "node-a".to_owned(),

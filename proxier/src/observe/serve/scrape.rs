@@ -1,12 +1,13 @@
 //! The page `/metrics`.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::body::Bytes;
 use ipvs_netlink as ipvs;
 use metrics::{counter, gauge};
+use tokio::sync::Mutex;
 
 use super::body::AnswerBody;
 use crate::dataplane::Failure;
@@ -42,7 +43,7 @@ pub(crate) struct Scraper {
     counter: TrafficCounter,
     /// The maximum number of destinations up to which each has series of its own; 0 for none.
     endpoint_limit: usize,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug, Default)]
@@ -84,20 +85,26 @@ impl Scraper {
             owners,
             counter,
             endpoint_limit,
-            state: Mutex::default(),
+            state: Arc::default(),
         }
     }
 
-    /// Returns the page. Blocks while the kernel is read.
-    pub(super) fn page(&self, status: Option<&watch::Status>) -> AnswerBody {
-        // Held while the kernel is read, so that clients that scrape at the same time share one
-        // page.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Returns the page; `None` if that panics, which ends the process.
+    pub(super) async fn page(self: Arc<Self>, status: Option<watch::Status>) -> Option<AnswerBody> {
+        // Held while the kernel is read, so that clients that scrape at the same time share one page. They wait without a
+        // thread.
+        let mut state = self.state.clone().lock_owned().await;
         if let Some((made, page)) = &state.page
             && made.elapsed() < MAX_AGE
         {
-            return page.into();
+            return Some(page.into());
         }
+        // Reading the kernel blocks, and must not delay the answers to probes.
+        let made = tokio::task::spawn_blocking(move || self.make(&mut state, status.as_ref()));
+        made.await.ok()
+    }
+
+    fn make(&self, state: &mut State, status: Option<&watch::Status>) -> AnswerBody {
         if let Some(status) = status {
             record_watch(status, &mut state.failures);
         }

@@ -97,9 +97,10 @@ impl Viewer {
             let Some(scraper) = scraper else {
                 return answer;
             };
-            // Reading the kernel blocks, and must not delay the answers to probes.
-            let page = tokio::task::spawn_blocking(move || scraper.page(watch.as_ref()));
-            page.await.map_or(answer, answer::metrics_page)
+            scraper
+                .page(watch)
+                .await
+                .map_or(answer, answer::metrics_page)
         }
     }
 
