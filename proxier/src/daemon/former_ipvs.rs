@@ -153,16 +153,23 @@ impl<K: Kernel, D: Dataplane> Chore<D> for FormerIpvs<K> {
     fn after(&mut self, round: &Round<'_, D>) {
         let due = self.ipvs.as_ref().and_then(Dataplane::next_due);
         let serves = round.result.is_ok() && round.proxier.dataplane().has_written_rules();
-        if !serves || !round.is_due(due) || self.retry.is_waiting(round.now) {
+        if !round.is_due(due) || self.retry.is_waiting(round.now) {
+            return;
+        }
+        // The removal of kube-proxy's leftovers warns.
+        if !serves
+            || self
+                .kube_proxy_ports
+                .as_deref()
+                .and_then(signs::find)
+                .is_some()
+        {
+            // What is due must not stay due: it would cause round after round.
+            self.retry.back_off(round.now);
             return;
         }
         let is_known = self.ipvs.as_ref().is_some_and(Dataplane::is_known);
         let extent = if is_known { round.extent } else { Extent::All };
-        let signs = self.kube_proxy_ports.as_deref().and_then(signs::find);
-        // The removal of its leftovers warns.
-        if signs.is_some() {
-            return;
-        }
         let (snapshot, machine) = (round.proxier.snapshot(), round.proxier.machine());
         let desired = round.proxier.desired();
         let retired = self.retire(snapshot, machine, desired, extent, round.now);

@@ -1,10 +1,15 @@
 //! The way from the dataplane nftables to another one on a live node.
 
+use std::time::Duration;
+
 use nftables::RulesClient;
+use tracing::Level;
 
 use super::{Chore, Round};
 use crate::dataplane::nftables::TABLE;
 use crate::dataplane::{Dataplane, Extent, Failure};
+use crate::util::conditions::{Coverage, LastingConditions};
+use crate::util::timer::Timer;
 
 /// Removes the table of the dataplane nftables when another dataplane serves.
 ///
@@ -16,6 +21,10 @@ pub(crate) struct FormerNftables {
     client: Option<RulesClient>,
     /// The number of resyncs that failed in part.
     tries: u32,
+    /// The wait after a failure.
+    retry: Timer,
+    /// Failures that last.
+    failures: LastingConditions,
 }
 
 /// The resyncs after which the table is removed although the kernel refuses some Ops: the endpoints in it are old.
@@ -31,29 +40,47 @@ impl FormerNftables {
         Ok(Self {
             client: client.exists()?.then_some(client),
             tries: 0,
+            retry: Timer::retry(),
+            failures: LastingConditions::default(),
         })
     }
 }
 
 impl<D: Dataplane> Chore<D> for FormerNftables {
+    fn due(&self) -> Option<Duration> {
+        self.client.as_ref().and_then(|_| self.retry.due())
+    }
+
     fn after(&mut self, round: &Round<'_, D>) {
         let Ok(applied) = round.result else {
             return;
         };
         self.tries += u32::from(round.extent == Extent::All);
         let is_whole = round.has_succeeded() && applied.has_tried_all;
-        if !round.proxier.dataplane().has_written_rules() || !is_whole && self.tries < MOST_TRIES {
+        if self.retry.is_waiting(round.now) {
             return;
         }
-        let Some(mut client) = self.client.take() else {
+        // What is due must not stay due, whatever this round finds.
+        self.retry.clear();
+        let serves = round.proxier.dataplane().has_written_rules();
+        if !serves || !is_whole && self.tries < MOST_TRIES {
+            return;
+        }
+        let Some(client) = &mut self.client else {
             return;
         };
+        let mut report = self.failures.report(Coverage::All, round.now);
         match client.delete() {
-            Ok(()) => tracing::info!("nothing of the dataplane nftables is left"),
+            Ok(()) => {
+                tracing::info!("nothing of the dataplane nftables is left");
+                self.client = None;
+            }
             Err(error) => {
-                tracing::warn!("removing table inet {TABLE}: {error}; the next round tries again");
-                self.client = Some(client);
+                self.retry.back_off(round.now);
+                let text = format_args!("removing table inet {TABLE}: {error}; trying again");
+                report.add(Level::WARN, "failures to remove the former dataplane", text);
             }
         }
+        report.write();
     }
 }

@@ -116,9 +116,19 @@ fn keys(frontends: &[([u8; 4], u16)]) -> BTreeSet<ipvs::ServiceKey> {
         .collect()
 }
 
-/// Makes a round each second until nothing is left, at most `rounds`. Returns whether nothing is left, and the last state of
-/// the kernel.
-fn rounds(former: &mut FormerIpvs<FakeKernel>, from: u64, rounds: u64) -> (bool, FakeKernel) {
+/// Makes a round each second until nothing is left, at most `rounds`, with a resync every ten seconds. Returns whether nothing
+/// is left, and the last state of the kernel.
+fn rounds(former: &mut FormerIpvs<FakeKernel>, from: u64, count: u64) -> (bool, FakeKernel) {
+    rounds_with(10, former, from, count)
+}
+
+/// As [`rounds`], with a resync every `resync` seconds.
+fn rounds_with(
+    resync: u64,
+    former: &mut FormerIpvs<FakeKernel>,
+    from: u64,
+    rounds: u64,
+) -> (bool, FakeKernel) {
     let (snapshot, desired) = (snapshot(), desired());
     let mut last = FakeKernel::default();
     for second in from..from + rounds {
@@ -127,8 +137,7 @@ fn rounds(former: &mut FormerIpvs<FakeKernel>, from: u64, rounds: u64) -> (bool,
         };
         let machine = ipvs.kernel.machine.clone();
         let now = Duration::from_secs(second);
-        // A resync every ten seconds. The others count connections.
-        let extent = match second % 10 == 0 || !ipvs.is_known() {
+        let extent = match second % resync == 0 || !ipvs.is_known() {
             true => Extent::All,
             false => Extent::Pending,
         };
@@ -138,6 +147,25 @@ fn rounds(former: &mut FormerIpvs<FakeKernel>, from: u64, rounds: u64) -> (bool,
         }
     }
     (former.ipvs.is_none(), last)
+}
+
+/// If resyncs are frequent, each round is one.
+#[test]
+fn resyncs_alone_find_that_connections_have_ended() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut kernel = kernel();
+    let (key, server) = server(frontend(CLUSTER_IP, 80));
+    let destination = server.destinations.iter().next().unwrap().key;
+    let open = Connections {
+        active: 1,
+        ..Connections::default()
+    };
+    kernel.connections.insert((key, destination), open);
+    let mut former = former(kernel, &directory.path().join("ledger"));
+    assert!(!rounds_with(1, &mut former, 0, 10).0);
+    former.ipvs.as_mut().unwrap().kernel.connections.clear();
+    // Long before the deadline of 60 s.
+    assert!(rounds_with(1, &mut former, 10, 30).0);
 }
 
 #[test]

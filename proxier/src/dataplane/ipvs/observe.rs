@@ -48,6 +48,9 @@ impl<K: Kernel> Ipvs<K> {
         let wanted = Wanted::new(planned.desired(), &self.marks);
         let owned = self.ledger.owned();
         self.drifted = (self.state).read(expected, &mut self.kernel, wanted, owned, now)?;
+        // Here too: if resyncs are frequent, no other round may come.
+        let due: Vec<ipvs::ServiceKey> = self.ledger.due(now).collect();
+        due.iter().try_for_each(|key| self.count(key, now))?;
         self.inherit(planned);
         Ok(self.exclude_all_foreign(planned))
     }
@@ -119,14 +122,7 @@ impl<K: Kernel> Ipvs<K> {
             }
         }
         for key in due {
-            let found = self.kernel.virtual_server(&key)?;
-            self.ledger.count(&key, found.as_ref(), now);
-            self.count_retired(&key, found.as_ref(), now)?;
-            let servers = &mut self.state.observed.virtual_servers;
-            match found {
-                Some(found) => servers.insert(key, found.server),
-                None => servers.remove(&key),
-            };
+            self.count(&key, now)?;
             self.state.pending.virtual_servers.insert(key);
         }
         self.state.is_known = true;
@@ -135,6 +131,19 @@ impl<K: Kernel> Ipvs<K> {
         let has_more = self.exclude_foreign(planned, keys.iter().copied());
         self.state.pending.virtual_servers = keys;
         Ok(has_more)
+    }
+
+    /// Reads a virtual server, and counts the connections of what drains at it.
+    fn count(&mut self, key: &ipvs::ServiceKey, now: Duration) -> Result<(), Failure> {
+        let found = self.kernel.virtual_server(key)?;
+        self.ledger.count(key, found.as_ref(), now);
+        self.count_retired(key, found.as_ref(), now)?;
+        let servers = &mut self.state.observed.virtual_servers;
+        match found {
+            Some(found) => servers.insert(*key, found.server),
+            None => servers.remove(key),
+        };
+        Ok(())
     }
 
     /// Reads the service addresses if another program may have changed any. Returns the drift.
