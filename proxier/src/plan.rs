@@ -171,6 +171,8 @@ pub struct RelayAbilities {
 pub struct Peers {
     /// The next hops of the routes in the table `main`.
     pub next_hops: Arc<BTreeSet<IpAddr>>,
+    /// The far ends of tunnels (VXLAN).
+    pub tunnel_ends: Arc<BTreeSet<IpAddr>>,
     /// The addresses to which the connections to the API server led.
     pub api_servers: Arc<BTreeSet<IpAddr>>,
 }

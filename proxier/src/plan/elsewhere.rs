@@ -35,7 +35,7 @@ impl Elsewhere {
     /// Returns the addresses about which `self` and `other` may differ.
     ///
     /// # Cost
-    /// If nothing changed since `self` was made, that of comparing four pointers.
+    /// If nothing changed since `self` was made, that of comparing five pointers.
     pub(super) fn differences(&self, other: &Self) -> BTreeSet<IpAddr> {
         let mut differences = BTreeSet::new();
         let mut add = |one: &Arc<BTreeSet<IpAddr>>, other: &Arc<BTreeSet<IpAddr>>| {
@@ -44,6 +44,7 @@ impl Elsewhere {
             }
         };
         add(&self.peers.next_hops, &other.peers.next_hops);
+        add(&self.peers.tunnel_ends, &other.peers.tunnel_ends);
         add(&self.peers.api_servers, &other.peers.api_servers);
         add(&self.api_servers, &other.api_servers);
         if self.api_servers != other.api_servers {
@@ -68,6 +69,8 @@ impl Elsewhere {
             "is the address to which this node's connection to the API server leads"
         } else if self.peers.next_hops.contains(&address) {
             "is the next hop of a route of this node"
+        } else if self.peers.tunnel_ends.contains(&address) {
+            "is the far end of a tunnel of this node"
         } else {
             return None;
         };

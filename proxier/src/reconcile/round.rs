@@ -32,6 +32,12 @@ impl<D: Dataplane> Proxier<D> {
     pub(super) fn prepare(&mut self, extent: Extent, now: Duration) -> Result<D::Changes, Failure> {
         if extent == Extent::All {
             self.read_machine()?;
+        } else if self.cluster.asks_for_new_addresses()
+            && let Ok(machine) = self.dataplane.machine()
+        {
+            // Another machine may have them since the last resync, such as a node that joined the cluster.
+            self.cluster.machine.peers.next_hops = machine.peers.next_hops;
+            self.cluster.machine.peers.tunnel_ends = machine.peers.tunnel_ends;
         }
         let touched = &self.cluster.input.touched;
         (self.dataplane).begin(self.cluster.planned(), touched, extent, now)?;
@@ -88,5 +94,27 @@ impl<D: Dataplane> Proxier<D> {
         let needs_plan = self.dataplane.follow(planned, &changed, now);
         self.health_ports.extend(changed.health_checks);
         needs_plan
+    }
+}
+
+impl Cluster {
+    /// Returns whether a touched Service has an external address that is neither planned nor known as another machine's.
+    fn asks_for_new_addresses(&self) -> bool {
+        let Touched::Some(names) = &self.input.touched else {
+            return true;
+        };
+        let (planner, machine) = (&self.planner, &self.machine);
+        let services = names.iter();
+        let mut services = services.filter_map(|name| self.input.snapshot.service(name));
+        services.any(|service| {
+            let external = service.external();
+            let addresses = external.external_ips.iter();
+            let mut addresses = addresses.chain(&external.load_balancer_ips);
+            addresses.any(|address| {
+                !planner.desired().addresses.contains_key(address)
+                    && !machine.has(address)
+                    && !planner.is_elsewhere(address, &service.name)
+            })
+        })
     }
 }

@@ -12,6 +12,9 @@ use super::daemon::Daemon;
 /// An address of the host `peer`, where the API server runs.
 const SERVER: &str = "172.18.0.3";
 
+/// The address of another node, to which no route leads.
+const WORKER: &str = "192.0.2.77";
+
 /// Returns Service `name` with a cluster IP and these load-balancer addresses.
 fn balanced(name: &str, cluster_ip: &str, addresses: &[&str]) -> Value {
     let ingress: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
@@ -26,7 +29,8 @@ fn balanced(name: &str, cluster_ip: &str, addresses: &[&str]) -> Value {
     })
 }
 
-/// The daemon knows the address from its connection only: no route leads over the server, and no object has it.
+/// The daemon knows the address from its connection only: no route leads over the server, and no object has it. Another node it
+/// knows as the far end of a tunnel that appears later.
 #[test]
 fn an_agent_keeps_its_api_server() {
     lab::test(|| {
@@ -43,7 +47,7 @@ fn an_agent_keeps_its_api_server() {
         );
         let at = SocketAddr::new(SERVER.parse().unwrap(), 0);
         let listener = cluster.peer.run(|| TcpListener::bind(at)).unwrap();
-        let mut daemon = Daemon::bare(&["--ipvs-sync-period", "1s"]);
+        let mut daemon = Daemon::bare(&["--ipvs-sync-period", "1h"]);
         daemon.api = ApiServer::serve(listener, Scheme::Plain);
         daemon.api.apply(json!({
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
@@ -96,5 +100,21 @@ fn an_agent_keeps_its_api_server() {
         programs(&daemon, 4);
         reaches("after other connections");
         assert!(!routes(&cluster).contains(SERVER));
+
+        // As flannel does when a node joins, and then servicelb.
+        let device = "ip link add flannel.1 type vxlan id 1 dstport 8472 nolearning";
+        let other = format!("bridge fdb append 02:00:00:00:00:07 dev flannel.1 dst {WORKER}");
+        sh(&cluster, &format!("{device} && {other}"));
+        let greedy = balanced("late", "10.96.8.2", &[WORKER, "198.51.100.10"]);
+        daemon.api.apply(greedy);
+        daemon.eventually("its other address is served", || {
+            routes(&cluster).contains("198.51.100.10")
+        });
+        assert!(!routes(&cluster).contains(WORKER));
+        let log = daemon.log();
+        assert!(
+            log.contains("is the far end of a tunnel of this node"),
+            "{log}"
+        );
     });
 }

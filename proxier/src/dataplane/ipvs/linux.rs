@@ -32,6 +32,7 @@ mod notice_filter;
 mod revival;
 mod routing_rules;
 mod rtnetlink;
+mod tunnels;
 mod virtual_servers;
 
 use addresses::Addresses;

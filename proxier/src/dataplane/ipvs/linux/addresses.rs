@@ -23,7 +23,7 @@ use super::rtnetlink::{
     RTM_NEWROUTE, read_interface_address, read_local_route, write_addresses_on,
     write_interface_address, write_local_routes, write_route,
 };
-use super::{mtu, next_hops, routing_rules};
+use super::{mtu, next_hops, routing_rules, tunnels};
 use crate::dataplane::ipvs::observed::{Carrier, LocalAddresses};
 use crate::dataplane::ipvs::op::{AddressForm, CARRIER, Op};
 use crate::dataplane::{Failure, Outcome};
@@ -48,8 +48,8 @@ pub(super) struct Addresses {
     is_bridging: bool,
     /// The locked MTU of our IPv4 routes ([`mtu`]), as read last; `None` if they have none.
     mtu: Option<u32>,
-    /// The next hops of routes when they were last read.
-    next_hops: Arc<BTreeSet<IpAddr>>,
+    /// The addresses of other machines when they were last read.
+    peers: Peers,
 }
 
 impl Addresses {
@@ -64,7 +64,7 @@ impl Addresses {
             yield_devices: yield_devices.iter().map(|name| (&**name).into()).collect(),
             is_bridging: false,
             mtu: None,
-            next_hops: Arc::default(),
+            peers: Peers::default(),
         })
     }
 
@@ -125,21 +125,28 @@ impl Addresses {
 
     /// Reads the addresses of other machines with which this one speaks.
     pub(super) fn read_peers(&mut self) -> Peers {
-        match next_hops::read(&mut self.transport) {
-            Ok(mut found) => {
-                found.retain(|address| !is_on_every_machine(*address));
-                // An equal set keeps its place in memory, by which the planner recognises it.
-                if found != *self.next_hops {
-                    self.next_hops = Arc::new(found);
+        let Peers {
+            next_hops,
+            tunnel_ends,
+            ..
+        } = &mut self.peers;
+        for (known, found) in [
+            (next_hops, next_hops::read(&mut self.transport)),
+            (tunnel_ends, tunnels::read(&mut self.transport)),
+        ] {
+            match found {
+                Ok(mut found) => {
+                    found.retain(|address| !is_on_every_machine(*address));
+                    // An equal set keeps its place in memory, by which the planner recognises it.
+                    if found != **known {
+                        *known = Arc::new(found);
+                    }
                 }
+                // A round must not fail because a routing daemon changes routes all the time. The last ones hold.
+                Err(error) => tracing::debug!("{error}"),
             }
-            // A round must not fail because a routing daemon changes routes all the time. The last ones hold.
-            Err(error) => tracing::debug!("{error}"),
         }
-        Peers {
-            next_hops: self.next_hops.clone(),
-            ..Peers::default()
-        }
+        self.peers.clone()
     }
 
     /// Reads the service addresses in all forms, the carrier, and foreign local routes.
