@@ -182,7 +182,7 @@ impl MarkChains {
         }
     }
 
-    /// Reads the rules of a chain; `None` if it does not exist.
+    /// Reads the rules of a chain; `None` if it does not exist, or if the kernel has no nf_tables.
     fn rules(&mut self, chain: &ChainName) -> Result<Option<MarkChainRules>, Error> {
         let exists = self.transport.query(
             message_type(NFT_MSG_GETCHAIN),
@@ -191,7 +191,9 @@ impl MarkChains {
             |_| Ok(()),
         );
         match exists {
-            Err(error) if error.errno() == Some(Errno::NOENT) => return Ok(None),
+            Err(error) if error.errno() == Some(Errno::NOENT) || error.is_invalid() => {
+                return Ok(None);
+            }
             other => other?,
         }
         let ours = comment(self.mark);
