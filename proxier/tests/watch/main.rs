@@ -13,6 +13,7 @@ mod half_open;
 mod http;
 mod lists;
 mod objects;
+mod oldest;
 mod outages;
 mod plugins;
 mod program;
