@@ -18,6 +18,6 @@ pub(crate) use foreign_chains::ForeignHook;
 pub use foreign_chains::{ChainReport, ForeignChains, Treatment, Treatments};
 pub(crate) use iptables_legacy::{LegacyTable, legacy_tables};
 pub use listing::ChainName;
-pub(crate) use listing::list_chains;
+pub(crate) use listing::{has_nfnetlink, list_chains};
 pub use mark_chain::{MarkChains, MarkReport, Removal};
 pub(crate) use removal::{Belongings, ProgramRules, RulesRemover, TableName};

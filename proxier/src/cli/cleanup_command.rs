@@ -149,6 +149,12 @@ impl Flags {
             "the kernel has no IPVS: remove what kube-proxy left by `kube-proxy --cleanup`, and what this program left by \
              `ipvs-proxier cleanup`"
         );
+        if !has_ipvs && !host::has_nfnetlink()? {
+            tracing::info!(
+                "the kernel has neither IPVS nor netfilter's netlink, so nothing of ours is in it"
+            );
+            return Ok(ExitCode::SUCCESS);
+        }
         if self.dry_run.dry_run {
             if has_ipvs {
                 return Cleanup::open(&self, scope)?.preview();

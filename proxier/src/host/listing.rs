@@ -6,6 +6,7 @@ use netlink::attr::{Writer, find};
 use netlink::batch::Batch;
 use netlink::transport::{Transport, protocols};
 use netlink::{Error, Refusal};
+use rustix::io::Errno;
 
 use super::removal::TableName;
 use nftables::raw::{commit, contents, message_type};
@@ -20,6 +21,19 @@ pub struct ChainName {
     pub table: String,
     /// Its own name.
     pub name: String,
+}
+
+/// Returns whether the kernel has netlink for its packet filter; without it, it has no rules of ours.
+///
+/// # Errors
+/// Those of the socket.
+pub(crate) fn has_nfnetlink() -> Result<bool, Error> {
+    match Transport::open(protocols::NETLINK_NETFILTER) {
+        Ok(_) => Ok(true),
+        // `netlink_create`, after it tried to load the module.
+        Err(error) if error.errno() == Some(Errno::PROTONOSUPPORT) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Lists the chains of all tables in the network namespace of this thread.
