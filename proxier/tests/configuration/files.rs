@@ -84,7 +84,7 @@ const REJECTED: &[(&str, &str)] = &[
     ("clientConnection: {contentType: 1}", "contentType: must be a string"),
     ("clientConnection: {kubeconfig: 1}", "kubeconfig: must be a string"),
     ("clusterCIDR: 10.0.0.0/8, fd00::/8", "config.yaml:3: clusterCIDR[1]: invalid value \" fd00::/8\": must be a valid CIDR block"),
-    ("clusterCIDR: 10.0.0.0/8,11.0.0.0/8", "must be a either a single CIDR or dual-stack pair"),
+    ("clusterCIDR: 10.0.0.0/8,11.0.0.0/8", "must be a single CIDR or a dual-stack pair"),
     ("clusterCIDR: [10.0.0.0/8]", "clusterCIDR: must be a string with networks"),
     ("configSyncPeriod: -1s", "config.yaml:3: configSyncPeriod: invalid value \"-1s\": must be greater than 0"),
     ("configSyncPeriod: 5", "configSyncPeriod: must be a duration, such as 30s or 1h15m, not a number"),

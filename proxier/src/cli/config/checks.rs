@@ -299,7 +299,7 @@ impl Checks<'_> {
             _ => true,
         };
         if count > 2 || !is_pair {
-            let rule = "must be a either a single CIDR or dual-stack pair of CIDRs (e.g. \
+            let rule = "must be a single CIDR or a dual-stack pair of CIDRs (e.g. \
                         10.100.0.0/16,fde4:8dba:82e1::/48)";
             self.fail(path, rule);
         }

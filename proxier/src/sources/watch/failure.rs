@@ -3,8 +3,10 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
+use rustls::CertificateError;
+use rustls::pki_types::UnixTime;
 use serde::Deserialize;
 
 use super::backoff::Reach;
@@ -136,10 +138,10 @@ impl RequestFailure {
         if let Some(reason) = redaction::reason(error) {
             return shorten(reason);
         }
-        let mut text = error.to_string();
+        let mut text = own_text(error);
         let mut next = error.source();
         while let Some(source) = next {
-            let cause = source.to_string();
+            let cause = own_text(source);
             // Many errors already contain the text of their source.
             if !text.ends_with(&cause) {
                 text.push_str(": ");
@@ -243,6 +245,38 @@ impl RequestFailure {
             | Self::Cut(_) => true,
         }
     }
+}
+
+/// Returns an error's text without its sources. rustls counts seconds since 1970; ours has the date.
+fn own_text(error: &(dyn Error + 'static)) -> String {
+    let inner = error
+        .downcast_ref::<io::Error>()
+        .and_then(io::Error::get_ref);
+    let tls = inner
+        .and_then(|inner| inner.downcast_ref())
+        .or_else(|| error.downcast_ref());
+    match tls {
+        Some(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext {
+            not_after,
+            ..
+        })) => {
+            format!("the server's certificate expired at {}", date(*not_after))
+        }
+        Some(rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext {
+            not_before,
+            ..
+        })) => format!(
+            "the server's certificate is not valid before {}; is the node's clock right?",
+            date(*not_before)
+        ),
+        _ => error.to_string(),
+    }
+}
+
+fn date(time: UnixTime) -> humantime::Rfc3339Timestamp {
+    // The last second that has a text.
+    let secs = time.as_secs().min(253_402_300_799);
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(secs))
 }
 
 impl fmt::Display for RequestFailure {
@@ -384,5 +418,34 @@ mod tests {
         // A field of the wrong type does not hide the status code.
         let refusal = read(Some(401), br#"{"code":"x"}"#, None);
         assert!(refusal.is_unauthorized());
+    }
+
+    #[test]
+    fn a_certificate_out_of_time_is_described_with_its_date() {
+        let at = |secs| UnixTime::since_unix_epoch(Duration::from_secs(secs));
+        let (time, not_after) = (at(1_795_000_000), at(1_577_923_200));
+        for (fault, expected) in [
+            (
+                CertificateError::ExpiredContext { time, not_after },
+                "the server's certificate expired at 2020-01-02T00:00:00Z",
+            ),
+            (
+                CertificateError::NotValidYetContext {
+                    time,
+                    not_before: at(u64::MAX),
+                },
+                "the server's certificate is not valid before 9999-12-31T23:59:59Z; is the node's clock right?",
+            ),
+        ] {
+            // As the libraries for TLS and HTTP wrap it.
+            let error = io::Error::other(rustls::Error::InvalidCertificate(fault));
+            assert_eq!(RequestFailure::chain(&error), expected);
+            let error = anyhow::Error::new(error).context("client error (Connect)");
+            let text = RequestFailure::without_response(error.as_ref()).to_string();
+            assert_eq!(
+                text,
+                format!("no connection: client error (Connect): {expected}")
+            );
+        }
     }
 }
