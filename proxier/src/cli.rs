@@ -247,6 +247,7 @@ impl NodeFlags {
                 external_ips: self.external_ip_ranges.clone(),
                 load_balancer_ips: self.load_balancer_ip_ranges.clone(),
             },
+            service_ranges: self.source.service_ranges(),
             node_port_addresses: settings.node_port_addresses.clone(),
             has_localhost_node_ports: false,
             // With IPVS, `local_addresses` replaces it.

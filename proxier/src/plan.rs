@@ -18,7 +18,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cluster::model::{Protocol, SchedulerFlags, ServicePortName, TrafficPolicy, Weights};
+use crate::cluster::model::{
+    Cidr, Protocol, SchedulerFlags, ServicePortName, TrafficPolicy, Weights,
+};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::{Snapshot, Touched};
 use crate::plan::frontend::Frontend;
@@ -38,6 +40,7 @@ mod planner;
 mod precedence;
 mod relay_options;
 mod service;
+pub(crate) mod service_ranges;
 
 pub use access::{Access, Availability, Scope};
 pub(crate) use endpoints::{LeftOut, Surveyed, survey};
@@ -47,6 +50,7 @@ pub use node_ports::NodePortAddresses;
 pub(crate) use options::drain;
 pub use planner::{Changed, Planner};
 pub use relay_options::RelayOptions;
+pub use service_ranges::ServiceRanges;
 
 /// The settings of the operator that affect the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +70,8 @@ pub struct PlanConfig {
     pub service_addresses: ServiceAddresses,
     /// The addresses that Services may take outside the cluster.
     pub external_ranges: ExternalRanges,
+    /// The addresses that only Services may have.
+    pub service_ranges: ServiceRanges,
     /// How long a removed TCP endpoint may keep its connections, unless the annotation
     /// `drain-seconds` says otherwise.
     pub drain: Duration,
@@ -82,6 +88,7 @@ impl Default for PlanConfig {
             has_localhost_node_ports: false,
             service_addresses: ServiceAddresses::default(),
             external_ranges: ExternalRanges::default(),
+            service_ranges: ServiceRanges::default(),
             drain: Duration::from_secs(3_600),
         }
     }
@@ -356,6 +363,8 @@ pub struct Desired {
     pub local_endpoints: BTreeSet<IpAddr>,
     /// The health checks for load balancers, by port of this node.
     pub health_checks: BTreeMap<u16, HealthCheck>,
+    /// The ranges in which an address without a Service is rejected.
+    pub service_ranges: BTreeSet<Cidr>,
 }
 
 impl Desired {

@@ -36,6 +36,7 @@ mod packets {
     mod source_nat;
     mod stale;
     mod tenants;
+    mod unallocated;
     mod unserved;
 }
 

@@ -80,7 +80,9 @@ fn without_flags(program: &Path, cluster: Cluster) -> anyhow::Result<String> {
     let mut daemon = Daemon::start(program, &server, &[])?;
     daemon.programmed(cluster)?;
     let text = scrape()?;
-    let series = text.matches("ipvs_proxier_service_connections_total{").count();
+    let series = text
+        .matches("ipvs_proxier_service_connections_total{")
+        .count();
     ensure!(series == 1_000, "{series} series without a flag");
     std::thread::sleep(PAUSE);
     let log = daemon.log();

@@ -177,7 +177,17 @@ impl Expressions<'_, '_> {
 
     fn matches(&mut self, condition: &Match) {
         match condition {
-            Match::Source(relation, networks) => self.source(*relation, networks),
+            Match::Source(relation, networks) => {
+                let family = networks.family();
+                let selector = Selector::Source(family);
+                self.address((selector, source_offset(family)), *relation, networks);
+            }
+            Match::Destination(networks) => {
+                let family = networks.family();
+                let selector = Selector::Destination(family);
+                let offset = destination_offset(family);
+                self.address((selector, offset), Relation::Is, networks);
+            }
             Match::Protocol(protocols) => {
                 self.load(Selector::Protocol, FIRST);
                 match protocols[..] {
@@ -260,8 +270,13 @@ impl Expressions<'_, '_> {
         self.compare(Relation::Is, &[kind]);
     }
 
-    fn source(&mut self, relation: Relation, networks: &Networks) {
-        let selector = Selector::Source(networks.family());
+    /// Compares an address, which begins at `offset` of the network header.
+    fn address(
+        &mut self,
+        (selector, offset): (Selector, u32),
+        relation: Relation,
+        networks: &Networks,
+    ) {
         let Some(network) = networks.single() else {
             self.load(selector, FIRST);
             return self.lookup(SetName::Anonymous(relation), None);
@@ -274,7 +289,6 @@ impl Expressions<'_, '_> {
             // nft loads only the bytes of the prefix.
             self.compare_family(networks.family());
             let length = u32::from(network.prefix_len() / 8);
-            let offset = source_offset(networks.family());
             self.load_payload(NFT_PAYLOAD_NETWORK_HEADER, offset, length, FIRST);
             return self.compare(relation, &bytes[..whole_bytes]);
         }
@@ -409,6 +423,13 @@ fn source_offset(family: Family) -> u32 {
     match family {
         Family::V4 => 12,
         Family::V6 => 8,
+    }
+}
+
+fn destination_offset(family: Family) -> u32 {
+    match family {
+        Family::V4 => 16,
+        Family::V6 => 24,
     }
 }
 

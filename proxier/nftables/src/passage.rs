@@ -243,6 +243,7 @@ impl Packet {
                 let source = self.source.ip();
                 networks.family() == source.into() && is(relation, networks.contains(source))
             }
+            Match::Destination(networks) => networks.contains(self.destination.ip()),
             Match::Protocol(protocols) => protocols.contains(&self.protocol),
             Match::InputInterface(relation, name) => is(relation, self.input == *name),
             Match::InputInterfacePrefix(relation, prefix) => {

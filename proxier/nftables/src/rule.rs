@@ -118,6 +118,8 @@ pub enum Statement {
 pub enum Match {
     /// Its source address. A packet of the other family never matches, whatever the relation.
     Source(Relation, Networks),
+    /// Its destination address is in one of these networks.
+    Destination(Networks),
     /// Its transport protocol is one of these.
     Protocol(Box<[Protocol]>),
     /// Its input interface. The name is empty for a packet that this machine sends.
@@ -318,6 +320,10 @@ impl fmt::Display for Match {
             Self::Source(relation, networks) => {
                 let selector = Selector::Source(networks.family());
                 write!(f, "{selector} {relation}{networks}")
+            }
+            Self::Destination(networks) => {
+                let selector = Selector::Destination(networks.family());
+                write!(f, "{selector} {networks}")
             }
             Self::Protocol(protocols) => match protocols[..] {
                 [protocol] => write!(f, "meta l4proto {}", protocol_name(protocol)),

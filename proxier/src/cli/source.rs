@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use super::dataplane_flags::DataplaneKind;
 use crate::cli::config::NodeSettings;
 use crate::cluster::model::Cidr;
+use crate::plan::ServiceRanges;
 use crate::sources::events::EventTimes;
 use crate::sources::message::Message;
 use crate::sources::watch::{self, NodeScope, Watch};
@@ -34,9 +35,25 @@ pub(super) struct SourceFlags {
     )]
     watch_nodes: WatchNodesFlag,
 
-    /// Ranges from which Services in manifests get a cluster IP if they have none.
+    /// The cluster's service ranges, beside those of its ServiceCIDRs (see --unallocated-addresses). Services in
+    /// manifests without a cluster IP get one from them.
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     service_cidr: Vec<Cidr>,
+
+    /// What happens to connections to addresses of the service ranges that no Service has, with IPVS and nftables.
+    /// kube-proxy has no such flag.
+    #[arg(long, value_enum, default_value_t, value_name = "reject|pass")]
+    unallocated_addresses: UnallocatedFlag,
+}
+
+/// [`ServiceRanges::pass`] as the command line spells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum UnallocatedFlag {
+    /// This node rejects them.
+    #[default]
+    Reject,
+    /// They leave by the node's routes.
+    Pass,
 }
 
 /// [`NodeScope`] as the command line spells it.
@@ -59,6 +76,14 @@ impl From<WatchNodesFlag> for NodeScope {
 }
 
 impl SourceFlags {
+    /// Returns what the operator knows of the service ranges.
+    pub(super) fn service_ranges(&self) -> ServiceRanges {
+        ServiceRanges {
+            named: self.service_cidr.clone(),
+            pass: self.unallocated_addresses == UnallocatedFlag::Pass,
+        }
+    }
+
     /// Starts to send all objects and their changes to `listener`.
     ///
     /// Dropping the returned watch stops it. Manifests have none: their thread ends when the

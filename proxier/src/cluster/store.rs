@@ -131,6 +131,7 @@ pub struct Snapshot {
     nodes: Objects<NodeLocation>,
     services_listed: bool,
     slices_listed: bool,
+    service_cidrs_listed: bool,
     /// The Services whose plan depends on the regions of other nodes.
     needing_regions: BTreeSet<ObjectName>,
     /// Whether those of all Services do.
@@ -165,8 +166,11 @@ impl Snapshot {
                 }
                 self.node = Some(node);
             }
-            // No plan depends on these ranges. They only decide about ownership, at the next resync.
-            Event::ServiceCidrs(update) => self.service_cidrs.update(update, |_| ()),
+            // The plan of no Service depends on these ranges.
+            Event::ServiceCidrs(update) => {
+                self.service_cidrs_listed |= matches!(update, Update::Reset(_));
+                self.service_cidrs.update(update, |_| ());
+            }
             Event::Nodes(update) => {
                 let mut moved = false;
                 self.nodes.update(update, |_| moved = true);
@@ -221,6 +225,11 @@ impl Snapshot {
     /// [`Update::Merge`] does not.
     pub fn is_complete(&self) -> bool {
         self.services_listed && self.slices_listed
+    }
+
+    /// Returns whether the service ranges are known: a list of them was received, which may be empty.
+    pub fn knows_service_ranges(&self) -> bool {
+        self.service_cidrs_listed
     }
 
     /// Returns all Services, in order of names.

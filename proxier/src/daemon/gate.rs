@@ -4,7 +4,7 @@
 //! first round waits:
 //!
 //! * for one complete list of Services and of EndpointSlices;
-//! * for our Node, and for other nodes if a Service needs their locations and they may be followed, but at
+//! * for our Node, for the service ranges, and for other nodes if a Service needs their locations and they may be followed, but at
 //!   most [`NODE_PATIENCE`], because a Node may never appear;
 //! * for manifests that can be read whole, if the kernel has state of ours. If it has none, a round
 //!   with only the readable part deletes nothing.
@@ -73,7 +73,9 @@ impl Gate {
         }
         let awaits_others = self.nodes == NodeScope::All && snapshot.needs_other_nodes();
         let knows_others = !awaits_others || snapshot.knows_other_nodes();
-        if snapshot.node().is_some() && knows_others {
+        // Without the ranges, it would delete packet rules that the next round needs.
+        let knows_ranges = snapshot.knows_service_ranges();
+        if snapshot.node().is_some() && knows_others && knows_ranges {
             return Some(Duration::ZERO);
         }
         self.node_deadline

@@ -26,7 +26,7 @@ use crate::dataplane::ipvs::observed::Observed;
 use crate::dataplane::ipvs::op::Target;
 use crate::dataplane::retry::Retries;
 use crate::plan::frontend::Frontend;
-use crate::plan::{Capabilities, Changed, Machine};
+use crate::plan::{Capabilities, Changed, Machine, service_ranges};
 
 mod apply;
 mod changes;
@@ -177,30 +177,10 @@ impl<K: Kernel> Ipvs<K> {
 
     /// Returns the address ranges that decide about ownership.
     fn territory(&self, planned: Planned<'_>) -> Territory {
-        let ranges = (planned.snapshot.service_cidrs()).flat_map(|cidr| &cidr.ranges);
-        let addresses = &planned.machine.addresses;
-        let is_plausible = |range: &Cidr| Territory::doubt(range, addresses).is_none();
         Territory {
-            ours: ranges.copied().filter(is_plausible).collect(),
+            ours: service_ranges::plausible(planned.snapshot, planned.machine).collect(),
             excluded: self.excluded.clone(),
         }
-    }
-
-    /// Returns a Problem for each service range that does not decide about ownership.
-    fn doubtful_ranges(planned: Planned<'_>) -> Vec<Problem> {
-        let mut problems = Vec::new();
-        for cidr in planned.snapshot.service_cidrs() {
-            for (index, range) in cidr.ranges.iter().enumerate() {
-                let doubt = Territory::doubt(range, &planned.machine.addresses);
-                problems.extend(doubt.map(|doubt| {
-                    let message =
-                        format!("{doubt}; virtual servers in it are not deleted because of it");
-                    let object = format!("ServiceCIDR {}", cidr.name);
-                    Problem::new(object, format!("spec.cidrs[{index}]"), range, message)
-                }));
-            }
-        }
-        problems
     }
 }
 
@@ -410,9 +390,8 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
         let wanted = Wanted::new(planned.desired(), &self.marks);
         let of_rules = self.filter().map(|filter| filter.problems(wanted));
         let of_rules = of_rules.into_iter().flatten();
-        let ranges = Self::doubtful_ranges(planned);
         let servers = self.doubtful();
-        (of_rules.chain(contested).chain(ranges).chain(servers)).collect()
+        (of_rules.chain(contested).chain(servers)).collect()
     }
 
     /// Returns the refusals of the kernel, if they concern the whole node: the packet rules, more than half of the

@@ -26,11 +26,13 @@ pub(super) use per_family;
 mod clients;
 mod guard;
 mod masquerade;
+mod unallocated;
 
 pub(crate) use clients::LocalClients;
 pub(super) use clients::return_for;
 pub(super) use guard::{Guarding, guarding, key_of, ranges};
 pub(super) use masquerade::{SOURCE_NAT, cluster_ip, postrouting};
+pub(super) use unallocated::unallocated;
 
 /// The addresses that belong to Services only. With IPVS they are local.
 pub(super) const SERVICE_ADDRESSES: PerFamily = per_family!("service-addresses");

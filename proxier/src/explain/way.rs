@@ -218,6 +218,14 @@ impl Sight<'_> {
             let because = "an interface of this node has the address";
             let next = format!("ss --listening --numeric 'sport = :{}'", frontend.port);
             Step::new(what, because, Seen::Plan).finding(&OWN_PROCESS, outcome, next)
+        } else if self.rejects_unallocated(address) {
+            let what = format!(
+                "no Service has {address}, an address of a service range: this node rejects connections to it"
+            );
+            let because =
+                "a ServiceCIDR or --service-cidr has the address (--unallocated-addresses=reject)";
+            let next = "kubectl get service --all-namespaces --output wide";
+            Step::new(what, because, Seen::Plan).finding(&UNALLOCATED, Outcome::Refused, next)
         } else {
             let what = format!("no Service that this node serves has {address}");
             let because = "no spec.clusterIPs, spec.externalIPs, and no status.loadBalancer.ingress with mode VIP; a \
@@ -226,6 +234,13 @@ impl Sight<'_> {
             Step::new(what, because, Seen::Plan).finding(&NO_SERVICE, outcome, next)
         };
         vec![step]
+    }
+
+    /// Returns whether packet rules reject connections to `address` because no Service has it.
+    fn rejects_unallocated(&self, address: IpAddr) -> bool {
+        let mut ranges = self.planned.desired().service_ranges.iter();
+        let has_rules = !matches!(self.rules, Rules::Relay(..) | Rules::Ipvs(None, _));
+        has_rules && ranges.any(|range| range.contains(address))
     }
 
     /// Returns the Service that has a node port.

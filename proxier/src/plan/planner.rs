@@ -9,6 +9,7 @@ use super::elsewhere::Elsewhere;
 use super::health::HealthPorts;
 use super::precedence::{conflict, precedence};
 use super::service::{Requirements, requirements};
+use super::service_ranges;
 use super::{Capabilities, Desired, FrontendPlan, Machine, PlanConfig};
 use crate::cluster::model::ObjectName;
 use crate::cluster::problem::{MAX_PROBLEMS, Problem, ProblemList};
@@ -100,7 +101,8 @@ impl Planner {
         let moved = elsewhere.differences(&self.elsewhere);
         self.elsewhere = elsewhere;
         self.machine.peers.clone_from(&machine.peers);
-        match touched {
+        let ranges = service_ranges::rejecting(&self.config, snapshot, machine);
+        let mut changed = match touched {
             Touched::Some(mut names)
                 if self.machine == *machine && self.capabilities == *capabilities =>
             {
@@ -112,7 +114,13 @@ impl Planner {
                 self.replan(&names, snapshot)
             }
             _ => self.replan_all(snapshot, machine, capabilities),
+        };
+        changed.service_ranges = self.desired.service_ranges != ranges;
+        if changed.service_ranges {
+            let before = std::mem::replace(&mut self.desired.service_ranges, ranges);
+            changed.before.service_ranges = before;
         }
+        changed
     }
 
     /// Returns whether `service` has `address`, but another machine does too, so that it is not programmed.
@@ -242,6 +250,7 @@ impl Planner {
             ..Self::new(config.clone())
         };
         let before = std::mem::replace(self, empty);
+        (self.desired.service_ranges).clone_from(&before.desired.service_ranges);
         // Unchanged frontends keep theirs.
         self.profiles = before.profiles;
         self.problems_revision = before.problems_revision + 1;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{Proxier, families, node};
 use crate::cluster::problem::{Problem, ProblemList};
 use crate::dataplane::Dataplane;
+use crate::plan::service_ranges;
 
 /// The list as it was last made, and the state of its sources then.
 #[derive(Debug)]
@@ -63,8 +64,16 @@ impl<D: Dataplane> Proxier<D> {
         let node_name = &self.planner().config().node_name;
         let missing = node::missing(node_name, self.snapshot()).into_iter();
         let of_dataplane = self.dataplane.problems_of_node(self.cluster.planned());
+        let ranges = {
+            let planned = self.cluster.planned();
+            service_ranges::problems(planned.config(), planned.snapshot, planned.machine)
+        };
         let family = families::problem(self.machine(), self.desired()).into_iter();
-        missing.chain(family).chain(of_dataplane).collect()
+        missing
+            .chain(family)
+            .chain(ranges)
+            .chain(of_dataplane)
+            .collect()
     }
 
     fn make_problems(&self, of_node: &[Problem]) -> Vec<Problem> {

@@ -263,7 +263,7 @@ impl Slice {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Service {
     name: &'static str,
-    cluster_ips: [&'static str; 2],
+    pub(crate) cluster_ips: [&'static str; 2],
     pub(crate) external_policy: TrafficPolicy,
     pub(crate) internal_policy: TrafficPolicy,
     pub(crate) has_affinity: bool,

@@ -31,10 +31,12 @@
 //! * *inside*: sets the firewall mark by which IPVS finds the endpoints for clients inside the
 //!   cluster. IPVS compares the whole mark, so the packet's earlier mark is saved.
 //! * *restore*: gives the packet its earlier mark back.
+//! * *unallocated* (0, at forward and output): rejects new connections to addresses of the service ranges that no Service
+//!   has. They are the only rules at the forward hook, and exist while service ranges are known.
 //! * *masquerade*: changes the source of marked connections, and of connections of a Pod to itself,
 //!   to an address of the node, before other programs' source NAT (100). A later chain clears the bit.
 //!
-//! The table is called [`TABLE`]. It has no chain at the forward hook. IPVS sends requests through the
+//! The table is called [`TABLE`]. IPVS sends requests through the
 //! output hook, and only the answers of endpoints are forwarded. If a chain of another program drops these
 //! or the requests, only a rule in that chain can help, because a drop in any table is final. See
 //! [`crate::host::ForeignChains`]; `filter/input_accept.rs` marks requests for such a rule.
@@ -47,7 +49,9 @@
 use crate::cluster::model::Node;
 use crate::cluster::problem::Problem;
 use crate::dataplane::ipvs::{MarkChanges, Wanted};
-use crate::dataplane::packet_rules::{Changes, HAIRPIN, HEALTH_CHECK_PORTS, Part, Parts};
+use crate::dataplane::packet_rules::{
+    Changes, HAIRPIN, HEALTH_CHECK_PORTS, Part, Parts, unallocated,
+};
 use crate::plan::Changed;
 use crate::plan::frontend::Frontend;
 use nftables::{Command, Set, Table, Value, hash};
@@ -315,6 +319,11 @@ impl Filter {
             if view.plan.has_health_check(port) {
                 add(Part::member(HEALTH_CHECK_PORTS, [Value::Port(port)]));
             }
+        }
+        if subjects.service_ranges {
+            unallocated(view.plan.service_ranges())
+                .into_iter()
+                .for_each(add);
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::cluster::model::Node;
 use crate::dataplane::ipvs::filter::{FilterConfig, NodeFacts};
 use crate::dataplane::packet_rules::{
     Additions, Changes, HAIRPIN, HEALTH_CHECK_PORTS, LocalClients, Part, Parts, PlanView, key_of,
+    unallocated,
 };
 use crate::plan::frontend::Frontend;
 use crate::plan::{Changed, Desired, FrontendPlan};
@@ -75,6 +76,7 @@ enum Subject {
     Address(IpAddr),
     LocalEndpoint(IpAddr),
     HealthCheck(u16),
+    ServiceRanges,
 }
 
 impl ServiceTable {
@@ -198,7 +200,9 @@ impl ServiceTable {
         let local = changed.local_endpoints.iter().copied();
         let ports = changed.health_checks.iter().copied();
         let others = addresses.chain(local.map(Subject::LocalEndpoint));
-        for subject in others.chain(ports.map(Subject::HealthCheck)) {
+        let ranges = changed.service_ranges.then_some(Subject::ServiceRanges);
+        let others = others.chain(ports.map(Subject::HealthCheck));
+        for subject in others.chain(ranges) {
             let [old, new] = views.map(|view| collect(|add| self.add_parts(subject, view, add)));
             self.changes.note(old, new);
         }
@@ -416,6 +420,7 @@ impl ServiceTable {
                     add(Part::member(HEALTH_CHECK_PORTS, [Value::Port(port)]));
                 }
             }
+            Subject::ServiceRanges => unallocated(view.service_ranges()).into_iter().for_each(add),
         }
     }
 }
@@ -436,7 +441,7 @@ fn subjects(desired: &Desired) -> impl Iterator<Item = Subject> {
     let others = addresses.map(Subject::Address);
     let others = others.chain(local.map(Subject::LocalEndpoint));
     let others = others.chain(ports.map(Subject::HealthCheck));
-    frontends.chain(others)
+    frontends.chain(others).chain([Subject::ServiceRanges])
 }
 
 /// Returns the frontends that the table serves.

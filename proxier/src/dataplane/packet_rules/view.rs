@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use crate::cluster::model::Cidr;
 use crate::plan::frontend::Frontend;
 use crate::plan::{Changed, Desired, FrontendPlan};
 
@@ -60,6 +61,14 @@ impl<'a> PlanView<'a> {
     pub(in crate::dataplane) fn has_health_check(self, port: u16) -> bool {
         let source = self.source(|changed| &changed.health_checks, &port);
         source.health_checks.contains_key(&port)
+    }
+
+    /// Returns the ranges in which an address without a Service is rejected.
+    pub(in crate::dataplane) fn service_ranges(self) -> &'a BTreeSet<Cidr> {
+        match self.undone {
+            Some(all) if all.service_ranges => &all.before.service_ranges,
+            _ => &self.desired.service_ranges,
+        }
     }
 
     /// Returns the plan that has `key` as it is viewed.

@@ -22,6 +22,7 @@ kinds! {
     UNLISTED_PORT = "X011" "The address is a Service's, the port is not";
     OWN_PROCESS = "X012" "The address is this node's, the port is no Service's";
     NO_NODE_PORT_HERE = "X013" "The node port is not served at this address";
+    UNALLOCATED = "X014" "The address is in a service range, and no Service has it";
     NO_ENDPOINT = "X020" "No endpoint accepts connections";
     NO_LOCAL_ENDPOINT = "X021" "The traffic policy is Local, and this node has no endpoint";
     SOURCE_RANGES = "X022" "The client is in no source range";

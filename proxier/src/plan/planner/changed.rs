@@ -18,6 +18,8 @@ pub struct Changed {
     pub local_endpoints: BTreeSet<IpAddr>,
     /// Ports of added, removed and changed health checks.
     pub health_checks: BTreeSet<u16>,
+    /// Whether the service ranges changed.
+    pub service_ranges: bool,
     /// All of these as they were before, without those that did not exist.
     pub before: Desired,
 }
@@ -32,6 +34,7 @@ impl Changed {
             addresses: keys(&before.addresses, &after.addresses),
             local_endpoints: &before.local_endpoints | &after.local_endpoints,
             health_checks: keys(&before.health_checks, &after.health_checks),
+            service_ranges: before.service_ranges != after.service_ranges,
             before,
         };
         all.compare(after)
@@ -101,6 +104,9 @@ impl Changed {
         let (old, new) = (&mut before.local_endpoints, &after.local_endpoints);
         (self.local_endpoints).retain(|address| old.contains(address) != new.contains(address));
         old.retain(|address| !new.contains(address));
+        if !self.service_ranges {
+            before.service_ranges.clear();
+        }
         self
     }
 }

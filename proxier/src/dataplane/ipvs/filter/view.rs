@@ -93,6 +93,8 @@ pub(super) struct Subjects {
     pub(super) addresses: BTreeSet<IpAddr>,
     pub(super) local_endpoints: Vec<IpAddr>,
     pub(super) health_checks: Vec<u16>,
+    /// Whether the service ranges are among them.
+    pub(super) service_ranges: bool,
 }
 
 impl Subjects {
@@ -108,6 +110,7 @@ impl Subjects {
             frontends,
             local_endpoints: desired.local_endpoints.iter().copied().collect(),
             health_checks: desired.health_checks.keys().copied().collect(),
+            service_ranges: true,
         }
     }
 
@@ -125,6 +128,7 @@ impl Subjects {
             addresses: addresses.collect(),
             local_endpoints: changed.local_endpoints.iter().copied().collect(),
             health_checks: changed.health_checks.iter().copied().collect(),
+            service_ranges: changed.service_ranges,
             ..Self::default()
         };
         let mut marks = BTreeSet::new();

@@ -3,12 +3,9 @@
 //! Addresses need no record: the kernel stores our protocol number with our routes, and our other addresses
 //! are on our own device.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-
 use ipvs_netlink as ipvs;
 
-use crate::cluster::model::{Cidr, Family, ServicePortName};
+use crate::cluster::model::{Cidr, ServicePortName};
 use crate::dataplane::ipvs::split_map::SplitMap;
 
 /// The virtual servers that were created or adopted, each with the Service port that it serves.
@@ -78,32 +75,13 @@ impl Owned {
 pub(crate) struct Territory {
     /// The cluster's service ranges. A virtual server in them is ours even without a record, because no
     /// other program serves the cluster IPs of this cluster. So after the loss of the ledger, stale ones
-    /// are still deleted. None of them is doubtful ([`Territory::doubt`]).
+    /// are still deleted. None of them is doubtful.
     pub ours: Vec<Cidr>,
     /// Ranges in which no virtual server is ever deleted (`--ipvs-exclude-cidrs`).
     pub excluded: Vec<Cidr>,
 }
 
 impl Territory {
-    /// Returns why a service range must not decide about ownership; `None` if it may. `machine_addresses` are those of
-    /// the node's interfaces.
-    ///
-    /// The API server accepts ServiceCIDRs of any size, so that a wrong one could contain the virtual servers of
-    /// other programs. It allocates from at most a /12 of IPv4 if the range is a flag, and /8 is the largest
-    /// private network. Of IPv6 it uses 64 bits at most, and /48 is the network of a whole site.
-    pub(crate) fn doubt(range: &Cidr, machine_addresses: &BTreeSet<IpAddr>) -> Option<String> {
-        let least = match range.family() {
-            Family::V4 => 8,
-            Family::V6 => 48,
-        };
-        if range.prefix_len() < least {
-            return Some(format!("is larger than /{least}"));
-        }
-        let mut addresses = machine_addresses.iter();
-        let address = addresses.find(|&&address| range.contains(address))?;
-        Some(format!("contains {address}, an address of this node"))
-    }
-
     /// Returns whether a stale virtual server may be deleted.
     pub(crate) fn is_ours(&self, key: &ipvs::ServiceKey, owned: &Owned) -> bool {
         let within = |ranges: &[Cidr]| match *key {
@@ -119,31 +97,7 @@ impl Territory {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn large_ranges_and_those_of_the_node_are_doubtful() {
-        let node = ["172.18.0.2", "fd00:172:18::2"].map(|text| text.parse().unwrap());
-        for (range, doubt) in [
-            ("10.96.0.0/12", None),
-            ("10.0.0.0/8", None),
-            ("10.0.0.0/7", Some("is larger than /8")),
-            ("0.0.0.0/0", Some("is larger than /8")),
-            (
-                "172.18.0.0/16",
-                Some("contains 172.18.0.2, an address of this node"),
-            ),
-            ("fd00:10:96::/108", None),
-            ("fd00:10:96::/48", None),
-            ("fd00:10::/47", Some("is larger than /48")),
-            (
-                "fd00:172:18::/64",
-                Some("contains fd00:172:18::2, an address of this node"),
-            ),
-        ] {
-            let found = Territory::doubt(&Cidr::parse(range).unwrap(), &node.into());
-            assert_eq!(found.as_deref(), doubt, "{range}");
-        }
-    }
+    use crate::cluster::model::Family;
 
     #[test]
     fn virtual_servers_are_ours_by_record_or_range_unless_excluded() {

@@ -1,0 +1,47 @@
+//! Rejects new connections to addresses of the service ranges that no Service has.
+//!
+//! Destination NAT and IPVS have run before these chains, so a packet that is still for such an address has no Service, not
+//! even one of another proxy (label `service.kubernetes.io/service-proxy-name`). It would leave by the default route.
+
+use std::collections::BTreeSet;
+
+use ::nftables::{Chain, Hook, Match, Verdict};
+
+use super::{FAMILIES, Part, REFUSE, SERVICE_ADDRESSES, addressed_to, goto, rule};
+use crate::cluster::model::{Cidr, Networks};
+
+const UNALLOCATED: &str = "unallocated";
+
+/// Returns the chains; none without ranges, so that no packet passes another hook.
+pub(in crate::dataplane) fn unallocated(ranges: &BTreeSet<Cidr>) -> Vec<Part> {
+    if ranges.is_empty() {
+        return Vec::new();
+    }
+    let of_family = |family| Networks::new(family, ranges.iter().copied());
+    let networks = FAMILIES
+        .map(of_family)
+        .into_iter()
+        .filter(|it| !it.is_empty());
+    let to_ranges: Vec<_> = networks
+        .map(|networks| {
+            let to = Match::Destination(networks);
+            rule([Match::New.into(), to.into(), goto(UNALLOCATED)])
+        })
+        .collect();
+    let allocated = FAMILIES.map(|family| {
+        let to = addressed_to(family, SERVICE_ADDRESSES);
+        rule([to, Verdict::Return.into()])
+    });
+    let refuse = rule([goto(REFUSE)]);
+    // With other programs' filters, so that theirs may drop.
+    [
+        Chain::at("unallocated-forward", Hook::Forward(0), to_ranges.clone()),
+        Chain::at("unallocated-output", Hook::Output(0), to_ranges),
+        Chain::new(
+            UNALLOCATED,
+            allocated.into_iter().chain([refuse]).collect::<Vec<_>>(),
+        ),
+    ]
+    .map(Part::Chain)
+    .into()
+}
