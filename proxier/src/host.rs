@@ -11,6 +11,7 @@ pub(crate) mod predecessor;
 mod removal;
 mod routes;
 pub(crate) mod sysctl;
+pub(crate) mod trace;
 pub(crate) mod way;
 mod xt;
 

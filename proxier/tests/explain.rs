@@ -11,6 +11,8 @@ use serde_json::Value;
 
 #[path = "explain/faults.rs"]
 mod faults;
+#[path = "explain/live.rs"]
+mod live;
 #[path = "conformance/rows.rs"]
 #[expect(dead_code, reason = "the tests of packets use the rest")]
 mod observed;

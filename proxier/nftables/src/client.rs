@@ -262,6 +262,22 @@ impl RulesClient {
         self.commit(base, || table.creation())
     }
 
+    /// Replaces the kernel's table by one that no other socket can change, and that the kernel deletes when this client is
+    /// dropped or its process ends. Kernels before 5.12 know no owners; there, [`RulesClient::delete`] has to.
+    ///
+    /// # Errors
+    /// Those of the kernel; `EPERM` if another socket owns the table.
+    pub fn replace_owned(&mut self, table: &Table) -> Result<(), TransactionError> {
+        match self.commit(Base::Owned, || table.creation()) {
+            Err(TransactionError::Refused { refusal, .. })
+                if [Errno::INVAL, Errno::OPNOTSUPP].contains(&refusal.errno) =>
+            {
+                self.commit(Base::New(ExistingArp::Missing), || table.creation())
+            }
+            other => other,
+        }
+    }
+
     /// Creates the table of `frame` and of what `pieces` add to it, in transactions of bounded size. A packet sees all rules
     /// or none: the chains of `frame` at hooks come with the last transaction. Calls `each` with every command, in order.
     ///

@@ -79,6 +79,13 @@ impl Expressions<'_, '_> {
                 self.lookup(SetName::Named(map), Some(0));
             }
             Statement::SetMark(mark) => self.set_mark(mark),
+            Statement::Trace => {
+                self.immediate(FIRST, &[1]);
+                self.expression("meta", |data| {
+                    data.u32_be(NFTA_META_KEY, NFT_META_NFTRACE);
+                    data.u32_be(NFTA_META_SREG, FIRST.number());
+                });
+            }
             Statement::Remember { map, key, data } => {
                 self.load(*key, FIRST);
                 self.load(*data, SECOND);
@@ -187,6 +194,12 @@ impl Expressions<'_, '_> {
                 let selector = Selector::Destination(family);
                 let offset = destination_offset(family);
                 self.address((selector, offset), Relation::Is, networks);
+            }
+            Match::Equals(selector, value) => {
+                let mut bytes = KeyBytes::new();
+                value.encode(&mut bytes);
+                self.load(*selector, FIRST);
+                self.compare(Relation::Is, &bytes);
             }
             Match::Protocol(protocols) => {
                 self.load(Selector::Protocol, FIRST);

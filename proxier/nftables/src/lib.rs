@@ -33,6 +33,7 @@ mod rule;
 mod set;
 pub mod sys;
 mod table;
+mod trace;
 mod value;
 mod watch;
 
@@ -44,5 +45,6 @@ pub use passage::{End, Packet, Place};
 pub use rule::{Match, NewMark, Reject, Relation, Rule, Selector, Statement, Verdict};
 pub use set::{Element, Set, SetKind};
 pub use table::{Chain, Hook, Table};
+pub use trace::{Trace, Traced, TracedPacket, TracedVerdict};
 pub use value::{KeyType, Value};
 pub use watch::{RulesWatch, Tampering};

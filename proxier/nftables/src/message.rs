@@ -31,6 +31,8 @@ pub(crate) enum Base {
     Existing,
     /// A new table; existing ones of that name are deleted.
     New(ExistingArp),
+    /// A new table that the kernel deletes when the socket is closed; an existing one of that name is deleted.
+    Owned,
     /// The existing tables without rules.
     Emptied(ExistingArp),
     /// No table; existing ones are deleted.
@@ -104,6 +106,13 @@ pub(crate) fn transaction(
         Base::New(arp) => {
             encoder.existing(NFT_MSG_DELTABLE, arp)?;
             encoder.table(NFT_MSG_NEWTABLE, 0..0)?;
+        }
+        Base::Owned => {
+            encoder.existing(NFT_MSG_DELTABLE, ExistingArp::Missing)?;
+            encoder.message(NFT_MSG_NEWTABLE, 0, 0..0, |writer| {
+                writer.string(NFTA_TABLE_NAME, table);
+                writer.u32_be(NFTA_TABLE_FLAGS, NFT_TABLE_F_OWNER);
+            })?;
         }
         Base::Emptied(arp) => encoder.existing(NFT_MSG_DELRULE, arp)?,
         Base::Deleted(arp) => encoder.existing(NFT_MSG_DELTABLE, arp)?,

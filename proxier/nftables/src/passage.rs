@@ -223,9 +223,10 @@ impl Table {
             Statement::Redirect => Step::Leave(Leaving::Translated),
             Statement::Reject(_) => Step::Leave(Leaving::Ended(End::Rejected(chain.clone()))),
             Statement::Verdict(verdict) => Step::Verdict(verdict.clone()),
-            Statement::Remember { .. } | Statement::Learn { .. } | Statement::SetArpSender(_) => {
-                Step::Next
-            }
+            Statement::Remember { .. }
+            | Statement::Learn { .. }
+            | Statement::SetArpSender(_)
+            | Statement::Trace => Step::Next,
         }
     }
 }
@@ -244,6 +245,7 @@ impl Packet {
                 networks.family() == source.into() && is(relation, networks.contains(source))
             }
             Match::Destination(networks) => networks.contains(self.destination.ip()),
+            Match::Equals(selector, value) => self.clone().value(*selector) == Some(*value),
             Match::Protocol(protocols) => protocols.contains(&self.protocol),
             Match::InputInterface(relation, name) => is(relation, self.input == *name),
             Match::InputInterfacePrefix(relation, prefix) => {

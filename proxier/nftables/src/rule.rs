@@ -59,6 +59,8 @@ pub enum Statement {
     },
     /// Sets the packet's mark.
     SetMark(NewMark),
+    /// Makes the kernel report what each later rule does with the packet.
+    Trace,
     /// Adds or updates an element of a map of kind [`super::SetKind::Learned`].
     Remember {
         /// The map's name.
@@ -120,6 +122,8 @@ pub enum Match {
     Source(Relation, Networks),
     /// Its destination address is in one of these networks.
     Destination(Networks),
+    /// A value of it equals this one.
+    Equals(Selector, Value),
     /// Its transport protocol is one of these.
     Protocol(Box<[Protocol]>),
     /// Its input interface. The name is empty for a packet that this machine sends.
@@ -278,6 +282,7 @@ impl fmt::Display for Statement {
             Self::In { key, set } => write!(f, "{} @{set}", Joined(key)),
             Self::VerdictMap { key, map } => write!(f, "{} vmap @{map}", Joined(key)),
             Self::SetMark(mark) => write!(f, "meta mark set {mark}"),
+            Self::Trace => f.write_str("meta nftrace set 1"),
             Self::Remember { map, key, data } => write!(f, "update @{map} {{ {key} : {data} }}"),
             Self::Masquerade { ports } => {
                 let (first, last) = (ports.start(), ports.end());
@@ -325,6 +330,7 @@ impl fmt::Display for Match {
                 let selector = Selector::Destination(networks.family());
                 write!(f, "{selector} {networks}")
             }
+            Self::Equals(selector, value) => write!(f, "{selector} {value}"),
             Self::Protocol(protocols) => match protocols[..] {
                 [protocol] => write!(f, "meta l4proto {}", protocol_name(protocol)),
                 _ => {

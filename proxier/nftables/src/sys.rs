@@ -11,6 +11,7 @@ pub const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
 pub const NFNL_MSG_BATCH_END: u16 = 0x11;
 pub const NFNL_BATCH_GENID: u16 = 1;
 pub const NFNLGRP_NFTABLES: u32 = 7;
+pub const NFNLGRP_NFTRACE: u32 = 9;
 
 pub const NFPROTO_UNSPEC: u8 = 0;
 pub const NFPROTO_INET: u8 = 1;
@@ -37,9 +38,12 @@ pub const NFT_MSG_GETSETELEM: u16 = 13;
 pub const NFT_MSG_DELSETELEM: u16 = 14;
 pub const NFT_MSG_NEWGEN: u16 = 15;
 pub const NFT_MSG_GETGEN: u16 = 16;
+pub const NFT_MSG_TRACE: u16 = 17;
 
 pub const NFTA_TABLE_NAME: u16 = 1;
 pub const NFTA_TABLE_FLAGS: u16 = 2;
+/// Since Linux 5.12.
+pub const NFT_TABLE_F_OWNER: u32 = 0x2;
 
 pub const NFTA_CHAIN_TABLE: u16 = 1;
 pub const NFTA_CHAIN_NAME: u16 = 3;
@@ -97,6 +101,7 @@ pub const NFTA_VERDICT_CODE: u16 = 1;
 pub const NFTA_VERDICT_CHAIN: u16 = 2;
 pub const NF_DROP: i32 = 0;
 pub const NF_ACCEPT: i32 = 1;
+pub const NFT_CONTINUE: i32 = -1;
 pub const NFT_JUMP: i32 = -3;
 pub const NFT_GOTO: i32 = -4;
 pub const NFT_RETURN: i32 = -5;
@@ -159,6 +164,7 @@ pub const NFTA_META_SREG: u16 = 3;
 pub const NFT_META_MARK: u32 = 3;
 pub const NFT_META_IIFNAME: u32 = 6;
 pub const NFT_META_OIFNAME: u32 = 7;
+pub const NFT_META_NFTRACE: u32 = 12;
 pub const NFT_META_NFPROTO: u32 = 15;
 pub const NFT_META_L4PROTO: u32 = 16;
 
@@ -226,6 +232,20 @@ pub const NFTA_HASH_SEED: u16 = 5;
 pub const NFTA_HASH_OFFSET: u16 = 6;
 pub const NFTA_HASH_TYPE: u16 = 7;
 pub const NFT_HASH_JENKINS: u32 = 0;
+
+pub const NFTA_TRACE_TABLE: u16 = 1;
+pub const NFTA_TRACE_CHAIN: u16 = 2;
+pub const NFTA_TRACE_RULE_HANDLE: u16 = 3;
+pub const NFTA_TRACE_TYPE: u16 = 4;
+pub const NFTA_TRACE_VERDICT: u16 = 5;
+pub const NFTA_TRACE_ID: u16 = 6;
+pub const NFTA_TRACE_NETWORK_HEADER: u16 = 8;
+pub const NFTA_TRACE_TRANSPORT_HEADER: u16 = 9;
+pub const NFTA_TRACE_IIF: u16 = 10;
+pub const NFTA_TRACE_OIF: u16 = 12;
+pub const NFTA_TRACE_POLICY: u16 = 16;
+pub const NFT_TRACETYPE_POLICY: u32 = 1;
+pub const NFT_TRACETYPE_RULE: u32 = 3;
 
 pub const NFTA_GEN_ID: u16 = 1;
 pub const NFTA_GEN_PROC_PID: u16 = 2;

@@ -29,7 +29,9 @@ use crate::dataplane::ipvs::{Ipvs, Kernel as _, NamedOp};
 use crate::dataplane::namespace_lock::NamespaceLock;
 use crate::dataplane::nftables;
 use crate::host::predecessor::{LeftoverClient, MarkChainUse, signs};
-use crate::host::{self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments};
+use crate::host::{
+    self, ForeignChains, MarkChains, Removal, TableName, Treatment, Treatments, trace,
+};
 use crate::plan::{PlanConfig, ServiceAddresses};
 use crate::reconcile::Proxier;
 use crate::util::clock;
@@ -372,7 +374,7 @@ impl<'a> Cleanup<'a> {
 
 /// Returns a line for each table of ours.
 fn our_tables() -> anyhow::Result<Vec<String>> {
-    let names = [filter::TABLE, nftables::TABLE];
+    let names = [filter::TABLE, nftables::TABLE, trace::TABLE];
     let chains = host::list_chains()?;
     let tables: BTreeSet<TableName> = chains.iter().map(|chain| chain.table()).collect();
     let ours = tables.iter().filter(|table| names.contains(&&*table.name));
@@ -413,6 +415,9 @@ impl OtherRules {
     }
 
     fn remove(&mut self) -> anyhow::Result<()> {
+        if trace::remove_left()? {
+            tracing::info!("removed table inet {}", trace::TABLE);
+        }
         for line in self.answer_path.remove()?.lines() {
             tracing::info!("removed {line}");
         }

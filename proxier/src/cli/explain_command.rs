@@ -1,6 +1,6 @@
 //! The command `ipvs-proxier explain`.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use ::nftables::{Match, Relation, RulesClient, Table};
@@ -27,16 +27,31 @@ use crate::plan::frontend::Frontend;
 use crate::plan::{Capabilities, FrontendKind, Planner, RelayAbilities};
 use crate::reconcile::Proxier;
 use crate::util::clock;
+use watch::Counter;
+
+mod connection;
+mod watch;
 
 /// Flags of `explain`.
 #[derive(Args, Debug)]
 pub(super) struct Flags {
     /// The client: an address, `node` (a process of this node), `outside` (a client outside the cluster), or
     /// `any` (both).
-    from: From,
+    #[arg(required_unless_present = "connection")]
+    from: Option<From>,
 
     /// The destination: `ADDRESS:PORT`, or `service/NAMESPACE/NAME[:PORT]` with the name or number of a port.
-    to: To,
+    #[arg(required_unless_present = "connection")]
+    to: Option<To>,
+
+    /// Also watch the client's packets for so many seconds, by the kernel's trace, and what the kernel counts. Ends
+    /// after 64 packets.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
+    watch: Option<u64>,
+
+    /// Explain the present connections of the client with this address and port, instead of a new one.
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["from", "to", "watch", "device"])]
+    connection: Option<SocketAddr>,
 
     /// The protocol [default: the Service port's, otherwise tcp].
     #[arg(long, value_name = "tcp|udp|sctp", ignore_case = true)]
@@ -60,7 +75,9 @@ impl Flags {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let planned = &self.planned;
         let mut setup = planned.setup()?;
+        self.check(planned.kind(&setup))?;
         let explanations = match (planned.kind(&setup), planned.against) {
+            _ if let Some(client) = self.connection => self.connection(&mut setup, client)?,
             (DataplaneKind::Nftables, Against::Kernel) => {
                 let mut proxier = planned.on_nftables(&setup)?;
                 proxier.changes(clock::since_boot())?;
@@ -88,6 +105,24 @@ impl Flags {
             }
         })?;
         Ok(ExitCode::from(worst.exit_code()))
+    }
+
+    /// Checks the flags that need a kernel.
+    fn check(&self, kind: DataplaneKind) -> anyhow::Result<()> {
+        let is_live = self.watch.is_some() || self.connection.is_some();
+        anyhow::ensure!(
+            !is_live || self.planned.against == Against::Kernel,
+            "--watch and --connection need --against=kernel"
+        );
+        anyhow::ensure!(
+            self.watch.is_none() || self.from != Some(From::Any),
+            "--watch needs one client: an address, `node` or `outside` instead of `any`"
+        );
+        anyhow::ensure!(
+            self.watch.is_none() || kind != DataplaneKind::Userspace,
+            "--watch needs --dataplane=ipvs or nftables; a relay's connections are sockets of its process"
+        );
+        Ok(())
     }
 
     /// Explains with maps, or with a relay, by the plan alone.
@@ -179,6 +214,7 @@ impl Flags {
                     "the kernel's connection tracking",
                 ));
             }
+            steps.extend(self.watched(asked, Counter::Maps(asked.frontend))?);
             Ok(steps)
         };
         let sight = Sight {
@@ -227,14 +263,18 @@ impl Flags {
             steps.extend(self.of_host(asked, planned, &packets, true)?);
             if !asked.passed.endpoints.is_empty() {
                 let timeouts = ipvs_netlink::Client::open()?.timeouts()?;
-                let (seconds, flag) = match asked.frontend.protocol {
-                    Protocol::Tcp => (timeouts.tcp_secs, "--ipvs-tcp-timeout"),
-                    Protocol::Udp => (timeouts.udp_secs, "--ipvs-udp-timeout"),
-                    Protocol::Sctp => return Ok(steps),
+                let timeout = match asked.frontend.protocol {
+                    Protocol::Tcp => Some((timeouts.tcp_secs, "--ipvs-tcp-timeout")),
+                    Protocol::Udp => Some((timeouts.udp_secs, "--ipvs-udp-timeout")),
+                    Protocol::Sctp => None,
                 };
-                let because = format!("IPVS' timeout, which {flag} sets");
-                steps.push(kernel::idle(asked, seconds.into(), &because));
+                steps.extend(timeout.map(|(seconds, flag)| {
+                    let because = format!("IPVS' timeout, which {flag} sets");
+                    kernel::idle(asked, seconds.into(), &because)
+                }));
             }
+            let counter = Counter::VirtualServer(kernel.key(asked));
+            steps.extend(self.watched(asked, counter)?);
             Ok(steps)
         };
         let node = NodeFacts::of(planned.snapshot.node());
@@ -274,7 +314,7 @@ impl Flags {
         let endpoints = asked.passed.endpoints.iter().map(|it| it.address);
         let endpoints: Vec<_> = endpoints.filter(|it| !own.contains(&it.ip())).collect();
         // The host's routes and rules depend on the client's address.
-        let is_unknown = matches!(self.from, From::Outside | From::Any);
+        let is_unknown = matches!(self.from, Some(From::Outside | From::Any));
         if endpoints.is_empty() || is_unknown {
             return Ok(Vec::new());
         }
@@ -306,21 +346,25 @@ impl Flags {
 
     fn explain(&self, sight: &Sight<'_>) -> anyhow::Result<Vec<Explanation>> {
         let froms = match self.from {
-            From::Any => vec![From::Node, From::Outside],
-            one => vec![one],
+            Some(From::Any) => vec![From::Node, From::Outside],
+            one => Vec::from_iter(one),
         };
         let explain = |from| sight.explain(from, self.frontend(sight, from)?);
         froms.into_iter().map(explain).collect()
     }
 
+    /// Returns the protocol of `--protocol`.
+    fn named_protocol(&self) -> Option<Protocol> {
+        let name = self.protocol.as_ref()?;
+        let mut all = Protocol::ALL.into_iter();
+        all.find(|it| it.to_string().eq_ignore_ascii_case(name))
+    }
+
     /// Returns the frontend in question.
     fn frontend(&self, sight: &Sight<'_>, from: From) -> anyhow::Result<Frontend> {
-        let named = |name: &String| {
-            let mut all = Protocol::ALL.into_iter();
-            all.find(|it| it.to_string().eq_ignore_ascii_case(name))
-        };
-        let protocol = self.protocol.as_ref().and_then(named);
-        match &self.to {
+        let protocol = self.named_protocol();
+        let to = self.to.as_ref();
+        match to.ok_or_else(|| anyhow::anyhow!("TO is missing"))? {
             To::Socket(to) => Ok(Frontend {
                 address: to.ip(),
                 protocol: protocol.unwrap_or(Protocol::Tcp),

@@ -105,10 +105,8 @@ impl EventsFlag {
 }
 
 fn empty(argument: &str) -> Result<String, &'static str> {
-    match argument {
-        "" => Ok(String::new()),
-        _ => Err("only flags are permitted"),
-    }
+    let is_empty = argument.is_empty();
+    is_empty.then(String::new).ok_or("only flags are permitted")
 }
 
 impl Flags {
@@ -144,6 +142,7 @@ impl Flags {
         let _lock = self.state.lock()?;
         process::adjust_oom_score(setup.settings.oom_score_adj);
         process::raise_file_limit();
+        kernel_setup::remove_left_trace();
         let start = Start {
             resolved,
             setup,

@@ -31,6 +31,7 @@ use crate::plan::{Capabilities, Changed, Machine, service_ranges};
 mod apply;
 mod changes;
 mod compare;
+pub(crate) mod connections;
 pub(crate) mod definition;
 pub(crate) mod destinations;
 pub(crate) mod diff;

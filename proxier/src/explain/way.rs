@@ -18,10 +18,12 @@ use crate::dataplane::Planned;
 use crate::plan::frontend::Frontend;
 use crate::plan::{Balancing, FrontendKind, FrontendPlan, Scope};
 
+pub(crate) mod connection;
 mod endpoints;
 pub(crate) mod finding;
 pub(crate) mod host;
 pub(crate) mod kernel;
+pub(crate) mod live;
 pub(crate) mod passage;
 pub(crate) mod question;
 pub(crate) mod step;

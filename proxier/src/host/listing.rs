@@ -106,7 +106,7 @@ const FAMILIES: [(u8, &str); 6] = [
 ];
 
 /// Returns nft's name of a protocol family (`NFPROTO_*`).
-fn family_name(family: u8) -> &'static str {
+pub(super) fn family_name(family: u8) -> &'static str {
     let found = FAMILIES.iter().find(|(number, _)| *number == family);
     found.map_or("unknown", |(_, name)| name)
 }

@@ -89,6 +89,16 @@ impl Scene {
         command
     }
 
+    /// Returns the command that removes all that our proxy made.
+    pub(crate) fn cleanup(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));
+        command.arg("cleanup");
+        command
+            .arg("--state-file")
+            .arg(self.directory.path().join("state"));
+        command
+    }
+
     /// Programs the kernel.
     pub(crate) fn run(&self) {
         let output = self.command("run").arg("--once").output().unwrap();

@@ -8,6 +8,7 @@ use super::super::Setup;
 use super::super::dataplane_flags::DataplaneKind;
 use crate::dataplane::ipvs::linux::Linux;
 use crate::host::sysctl::{self, KernelVersion, Roots, Setting, SysctlConfig};
+use crate::host::trace;
 use crate::plan::ServiceAddresses;
 
 /// `--init-only`: makes the changes for which a container must be privileged.
@@ -36,6 +37,18 @@ pub(super) fn init_only(
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
+}
+
+/// Deletes the table of an `explain --watch` that was killed, which kernels before 5.12 keep. A failure is logged only.
+pub(super) fn remove_left_trace() {
+    match trace::remove_left() {
+        Ok(false) => {}
+        Ok(true) => tracing::info!(
+            "removed table inet {}, of a killed explain --watch",
+            trace::TABLE
+        ),
+        Err(error) => tracing::warn!("table inet {}: {error}", trace::TABLE),
+    }
 }
 
 /// Sets the timeouts of IPVS. A failure is logged only, as in kube-proxy.

@@ -24,6 +24,8 @@ pub struct Flow {
     pub is_translated: bool,
     /// Whether it is an established TCP connection.
     pub is_established: bool,
+    /// After how many seconds without a packet the kernel forgets it.
+    pub seconds_left: u32,
     /// The attributes that identify the flow in a request.
     pub(super) handle: Handle,
 }
@@ -70,7 +72,7 @@ pub(super) struct Handle {
 /// port cannot have, such as ICMP.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
     let (mut original, mut reply) = (None, None);
-    let (mut status, mut is_established) = (0, false);
+    let (mut status, mut is_established, mut seconds_left) = (0, false, 0);
     let mut handle = Handle::default();
     for attribute in attributes(bytes) {
         let attribute = attribute?;
@@ -82,6 +84,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
             }
             CTA_TUPLE_REPLY => reply = tuple(&attribute)?,
             CTA_STATUS => status = attribute.u32_be()?,
+            CTA_TIMEOUT => seconds_left = attribute.u32_be()?,
             CTA_PROTOINFO => is_established = established(&attribute)?,
             CTA_ID => handle.id = Some(attribute.array()?),
             CTA_ZONE => handle.zone = Some(attribute.array()?),
@@ -97,6 +100,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Flow>> {
             is_answered: status & IPS_SEEN_REPLY != 0,
             is_translated: status & IPS_DST_NAT != 0,
             is_established,
+            seconds_left,
             handle,
         }))
 }

@@ -171,6 +171,7 @@ mod tests {
             is_answered: true,
             is_translated: true,
             is_established: false,
+            seconds_left: 30,
             handle: Handle::default(),
         }
     }

@@ -12,6 +12,7 @@ pub(super) const CTA_TUPLE_ORIG: u16 = 1;
 pub(super) const CTA_TUPLE_REPLY: u16 = 2;
 pub(super) const CTA_STATUS: u16 = 3;
 pub(super) const CTA_PROTOINFO: u16 = 4;
+pub(super) const CTA_TIMEOUT: u16 = 7;
 pub(super) const CTA_ID: u16 = 12;
 pub(super) const CTA_ZONE: u16 = 18;
 pub(super) const CTA_FILTER: u16 = 25;

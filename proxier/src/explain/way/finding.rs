@@ -35,6 +35,13 @@ kinds! {
     NO_ROUTE = "X042" "No route";
     FOREIGN_CHAIN = "X050" "A chain of another program drops packets";
     FOREIGN_NAT = "X051" "A NAT rule of another program takes connections";
+    NO_PACKET = "X060" "No packet of the client arrived";
+    DROPPED = "X061" "A rule drops packets now";
+    LOST_ON_THE_WAY = "X062" "Packets end between two hooks";
+    NO_ANSWER = "X063" "Endpoints do not answer";
+    RESET = "X064" "Endpoints refuse";
+    NO_CONNECTION = "X070" "The client has no connection";
+    LEFT_BEHIND = "X071" "The connection leads to no endpoint";
 }
 
 #[cfg(test)]

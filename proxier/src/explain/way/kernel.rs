@@ -91,11 +91,16 @@ impl KernelIpvs<'_> {
         steps
     }
 
-    /// Compares the virtual server with the plan's.
-    fn server(&self, asked: &Asked) -> Step {
+    /// Returns the key of the virtual server that serves the client.
+    pub(crate) fn key(&self, asked: &Asked) -> ipvs::ServiceKey {
         let address = ipvs::ServiceKey::from(asked.frontend);
         let marked = self.wanted.inside(&asked.frontend);
-        let key = marked.filter(|_| asked.passed.has_mark).unwrap_or(address);
+        marked.filter(|_| asked.passed.has_mark).unwrap_or(address)
+    }
+
+    /// Compares the virtual server with the plan's.
+    fn server(&self, asked: &Asked) -> Step {
+        let key = self.key(asked);
         let name = match key {
             ipvs::ServiceKey::Mark { mark, .. } => format!("firewall mark {mark:#x}"),
             _ => asked.frontend.to_string(),

@@ -92,6 +92,8 @@ pub(crate) enum Seen {
     Plan,
     /// In the kernel.
     Kernel,
+    /// In packets, while they passed.
+    Live,
 }
 
 /// Something that ends or endangers the connection.
@@ -151,15 +153,27 @@ impl Step {
 impl Explanation {
     /// Returns the explanation of `steps`, whose packets reach `endpoints`.
     ///
-    /// The first finding that ends connections is the verdict. Without one, the endpoints are, and other findings follow.
+    /// The first finding that ends connections is the verdict; if it is not certain, one of packets that passed is. Without one, the endpoints are, and other findings follow.
     pub(crate) fn new(question: String, steps: Vec<Step>, endpoints: Vec<Answering>) -> Self {
         let found = steps.iter().zip(1..);
-        let found = found.filter_map(|(step, number)| Some((step.finding.as_ref()?, number)));
-        let mut ending = found
+        let found =
+            found.filter_map(|(step, number)| Some((step.finding.as_ref()?, step.seen, number)));
+        let ending = found
             .clone()
-            .filter(|(it, _)| it.outcome != Outcome::Answered);
-        let verdict = match ending.next() {
-            Some((finding, number)) => Verdict {
+            .filter(|(it, _, _)| it.outcome != Outcome::Answered);
+        // What packets did decides what rules leave open.
+        let is_seen = |(it, seen, _): &(&Finding, Seen, i32)| {
+            *seen == Seen::Live && it.outcome != Outcome::Unknown
+        };
+        let first = ending.clone().next();
+        let first = match first {
+            Some((it, ..)) if it.outcome == Outcome::Unknown => {
+                ending.clone().find(is_seen).or(first)
+            }
+            _ => first,
+        };
+        let verdict = match first {
+            Some((finding, _, number)) => Verdict {
                 outcome: finding.outcome,
                 text: format!(
                     "{} at step {number}: {} [{}]",
@@ -169,7 +183,7 @@ impl Explanation {
                 ),
             },
             None => {
-                let doubts = found.map(|(it, _)| format!("; but {} [{}]", it.text, it.code));
+                let doubts = found.map(|(it, ..)| format!("; but {} [{}]", it.text, it.code));
                 Verdict {
                     outcome: Outcome::Answered,
                     text: answered(&endpoints) + &doubts.collect::<String>(),
@@ -215,6 +229,7 @@ impl fmt::Display for Explanation {
             let seen = match step.seen {
                 Seen::Plan => "plan",
                 Seen::Kernel => "kernel",
+                Seen::Live => "live",
             };
             writeln!(f, " [{seen}]")?;
             if !step.because.is_empty() {

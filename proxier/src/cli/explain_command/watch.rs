@@ -1,0 +1,106 @@
+//! `explain --watch`: the same question, while packets pass.
+
+use std::time::Duration;
+
+use super::Flags;
+use crate::dataplane::conntrack::{ConntrackClient, Flow};
+use crate::dataplane::ipvs::connections::connections;
+use crate::dataplane::nftables;
+use crate::explain::way::Asked;
+use crate::explain::way::live::{Counted, Live};
+use crate::explain::way::question::From;
+use crate::explain::way::step::Step;
+use crate::host::trace::{TracedFlow, watch};
+use crate::plan::frontend::Frontend;
+
+/// The most connections of a client that are listed.
+const MOST_CONNECTIONS: usize = 8;
+
+/// What counts at a frontend.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Counter {
+    /// A virtual server.
+    VirtualServer(ipvs_netlink::ServiceKey),
+    /// The table of maps.
+    Maps(Frontend),
+}
+
+impl Counter {
+    /// Reads the counters; `None` if the frontend has none.
+    fn read(self) -> anyhow::Result<Option<Counted>> {
+        match self {
+            Self::VirtualServer(key) => match ipvs_netlink::Client::open()?.service(&key) {
+                Ok(found) => Ok(Some(Counted {
+                    connections: found.stats.connections,
+                    packets_in: found.stats.packets_in,
+                    packets_out: found.stats.packets_out,
+                })),
+                Err(error) if error.is_no_such_service() => Ok(None),
+                Err(error) => Err(error.into()),
+            },
+            Self::Maps(frontend) => {
+                let counted = nftables::counted()?.into_iter();
+                let mut counted = counted.filter(|(found, _)| *found == frontend);
+                Ok(counted.next().map(|(_, connections)| Counted {
+                    connections,
+                    ..Counted::default()
+                }))
+            }
+        }
+    }
+}
+
+impl Flags {
+    /// Watches the packets of a question, if `--watch` asks for it. Returns the steps about them.
+    pub(super) fn watched(&self, asked: &Asked, counter: Counter) -> anyhow::Result<Vec<Step>> {
+        let Some(seconds) = self.watch else {
+            return Ok(Vec::new());
+        };
+        let time = Duration::from_secs(seconds);
+        let frontend = asked.frontend;
+        let client = match self.from {
+            Some(From::Address(address)) => Some(address),
+            _ => None,
+        };
+        let before = counter.read()?;
+        let watched = watch(
+            &TracedFlow {
+                protocol: frontend.protocol,
+                client,
+                is_of_node: self.from == Some(From::Node),
+                frontend: frontend.socket(),
+            },
+            time,
+        )?;
+        let after = counter.read()?;
+        let counted = before.zip(after).map(|(before, after)| Counted {
+            connections: after.connections.saturating_sub(before.connections),
+            packets_in: after.packets_in.saturating_sub(before.packets_in),
+            packets_out: after.packets_out.saturating_sub(before.packets_out),
+        });
+        let is_of_client = |address| client.is_none_or(|client| client == address);
+        let connections = match counter {
+            Counter::Maps(_) => None,
+            Counter::VirtualServer(_) => Some(connections(MOST_CONNECTIONS, |it| {
+                it.protocol == frontend.protocol
+                    && it.frontend == frontend.socket()
+                    && is_of_client(it.client.ip())
+            })?),
+        };
+        let mut flows: Vec<Flow> = Vec::new();
+        ConntrackClient::open()?.each_flow(frontend.family(), frontend.protocol, |flow| {
+            let is_wanted = flow.frontend() == frontend && is_of_client(flow.original.source.ip());
+            if is_wanted && flows.len() < MOST_CONNECTIONS {
+                flows.push(flow);
+            }
+        })?;
+        let live = Live {
+            watched,
+            time,
+            counted,
+            connections,
+            flows,
+        };
+        Ok(live.steps(asked))
+    }
+}

@@ -1,0 +1,256 @@
+//! `explain --watch` and `--connection`: what packets did, beside real clients.
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use lab::net::Answer;
+use serde_json::Value;
+
+use super::scene::Scene;
+
+const TABLE: &str = "ipvs-proxier-trace";
+/// Its only endpoint is pod1.
+const ONE: &str = "10.96.1.12:80";
+const NODE_PORT: &str = "172.18.0.2:30080";
+
+impl Scene {
+    fn chains(&self) -> String {
+        self.on_node("/usr/sbin/nft list chains")
+    }
+
+    /// Starts `explain --watch`, and waits until it traces.
+    fn begin_watch(&self, (from, to): (&str, &str), seconds: &str) -> Child {
+        let mut command = self.command("explain");
+        command.args([from, to, "--output", "json", "--watch", seconds]);
+        let child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let begin = Instant::now();
+        while !self.chains().contains("chain prerouting-requests") {
+            assert!(begin.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        child
+    }
+
+    /// Watches while a client asks. Returns what `explain` says, and what the client got.
+    fn watch(&self, client: &str, to: &str, seconds: &str) -> (Value, Answer) {
+        let (host, from) = self.host(client);
+        let child = self.begin_watch((from, to), seconds);
+        let answer = host.ask_tcp(to);
+        let output = child.wait_with_output().unwrap();
+        assert!(!self.chains().contains(TABLE), "{}", self.chains());
+        let explained: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let explained = explained[0].clone();
+        let codes = [("answered", 0), ("refused", 3), ("dropped", 4)];
+        let code = codes
+            .iter()
+            .find(|(word, _)| explained["verdict"]["outcome"] == *word);
+        assert_eq!(
+            output.status.code(),
+            code.map(|(_, code)| *code),
+            "{explained:#}"
+        );
+        (explained, answer)
+    }
+
+    /// Returns the verdict about the present connection of `client`.
+    fn connection(&self, client: &str) -> (Value, Option<i32>) {
+        let mut command = self.command("explain");
+        command.args(["--connection", client, "--output", "json"]);
+        let output = command.output().unwrap();
+        let explained: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+        (explained[0].clone(), output.status.code())
+    }
+}
+
+#[track_caller]
+fn assert_has(explained: &Value, words: &[&str]) {
+    let text = explained.to_string();
+    for words in words {
+        assert!(text.contains(words), "{words}: {explained:#}");
+    }
+}
+
+#[track_caller]
+fn assert_first(explained: &Value, words: &str) {
+    let text = explained["verdict"]["text"].as_str().unwrap();
+    assert!(text.contains(words), "{words}: {explained:#}");
+}
+
+#[test]
+fn packets_are_watched_through_ipvs() {
+    lab::test(|| {
+        let scene = Scene::new("ipvs");
+        let (explained, answer) = scene.watch("ext", ONE_NODE_PORT, "1");
+        assert!(answer.backend().is_some(), "{answer}");
+        assert_eq!(explained["verdict"]["outcome"], "answered");
+        assert!(
+            !explained["verdict"]["text"].as_str().unwrap().contains('['),
+            "{explained:#}"
+        );
+        assert_has(
+            &explained,
+            &[
+                "203.0.113.9 to 172.18.0.2:30081: prerouting by ext0, input, output to 10.244.1.2:8080, postrouting by \
+                 veth-pod1",
+                "forward",
+                "IPVS has 1 connections of the client",
+                "connection tracking has 1 connections of the client",
+            ],
+        );
+        // Nobody asks.
+        let child = scene.begin_watch(("203.0.113.9", NODE_PORT), "1");
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(
+            text.contains("answered by 2 endpoints") && text.contains("[X060]"),
+            "{text}"
+        );
+        // 1, 11: a rule that cannot be evaluated beforehand.
+        scene.nft("table inet fw { chain c { type filter hook input priority 0; policy drop; limit rate over 1/hour accept; }\n}");
+        let (explained, answer) = scene.watch("ext", NODE_PORT, "1");
+        assert_eq!(answer.backend(), None);
+        assert_first(
+            &explained,
+            "the policy of chain c of table inet fw drops the client's packets [X061]",
+        );
+        scene.nft("delete table inet fw");
+        // 15: which device do packets arrive by?
+        std::fs::write("/proc/sys/net/ipv4/conf/ext0/rp_filter", "1").unwrap();
+        scene.on_node("ip route add 203.0.113.9/32 dev ext1");
+        let (explained, _) = scene.watch("ext", NODE_PORT, "1");
+        assert_first(
+            &explained,
+            "the client's packets end after the hook prerouting",
+        );
+        scene.on_node("ip route del 203.0.113.9/32 dev ext1");
+        std::fs::write("/proc/sys/net/ipv4/conf/ext0/rp_filter", "0").unwrap();
+        // A dead endpoint: one that is silent, one without its program.
+        let drop = [
+            "/usr/sbin/iptables",
+            "-A",
+            "INPUT",
+            "-p",
+            "tcp",
+            "--dport",
+            "8080",
+            "-j",
+            "DROP",
+        ];
+        scene.cluster.pod1.exec(&drop);
+        let (explained, answer) = scene.watch("pod3", ONE, "2");
+        assert_eq!(answer.backend(), None);
+        assert_first(&explained, "no answer of 10.244.1.2:8080 came back [X063]");
+        scene
+            .cluster
+            .pod1
+            .exec(&["/usr/sbin/iptables", "-F", "INPUT"]);
+        let mut reset = [&drop[..8], &["REJECT", "--reject-with", "tcp-reset"]].concat();
+        scene.cluster.pod1.exec(&reset);
+        let (explained, answer) = scene.watch("pod3", ONE, "1");
+        assert_eq!(answer, Answer::Refused);
+        assert_first(
+            &explained,
+            "10.244.1.2:8080 answers with a reset: no process listens there [X064]",
+        );
+        reset[1] = "-D";
+        scene.cluster.pod1.exec(&reset);
+        nothing_is_left(&scene);
+    });
+}
+
+/// The node port of a Service whose only endpoint is pod1.
+const ONE_NODE_PORT: &str = "172.18.0.2:30081";
+
+/// After a crash, neither the kernel nor the next process leaves anything.
+fn nothing_is_left(scene: &Scene) {
+    let mut child = scene.begin_watch(("203.0.113.9", NODE_PORT), "600");
+    // Only one traces at a time, and no cleanup takes its table away.
+    let mut second = scene.command("explain");
+    second.args(["203.0.113.9", NODE_PORT, "--watch", "1"]);
+    let output = second.output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        text.contains("another `explain --watch` traces on this node"),
+        "{text}"
+    );
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!scene.chains().contains(TABLE), "{}", scene.chains());
+    // As kernels before 5.12 leave it.
+    let leave = || {
+        scene.nft(&format!(
+            "table inet {TABLE} {{ chain left {{ type filter hook output priority -350; meta nftrace set 1; }}\n}}"
+        ));
+    };
+    leave();
+    let (explained, _) = scene.watch("ext", NODE_PORT, "1");
+    assert_has(&explained, &["packets of the client came"]);
+    leave();
+    scene.run();
+    assert!(!scene.chains().contains(TABLE), "{}", scene.chains());
+    leave();
+    let mut cleanup = scene.cleanup();
+    let output = cleanup.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        !scene.chains().contains("ipvs-proxier"),
+        "{}",
+        scene.chains()
+    );
+}
+
+#[test]
+fn packets_are_watched_through_maps_and_connections_are_explained() {
+    lab::test(|| {
+        for dataplane in ["nftables", "ipvs"] {
+            let scene = Scene::new(dataplane);
+            if dataplane == "nftables" {
+                let (explained, answer) = scene.watch("ext", NODE_PORT, "1");
+                assert!(answer.backend().is_some(), "{answer}");
+                assert!(
+                    !explained["verdict"]["text"].as_str().unwrap().contains('['),
+                    "{explained:#}"
+                );
+                assert_has(
+                    &explained,
+                    &["203.0.113.9 to 172.18.0.2:30080: prerouting by ext0, forward to 10.244."],
+                );
+            }
+            let mut connection = scene.cluster.pod3.connect(ONE).unwrap();
+            let answer = connection.ask();
+            let Answer::Reply { source, .. } = answer else {
+                panic!("{answer}");
+            };
+            let client = source.to_string();
+            let (explained, code) = scene.connection(&client);
+            assert_first(
+                &explained,
+                "connected to 10.244.1.2:8080; idle, it is forgotten in ",
+            );
+            assert_has(
+                &explained,
+                &["10.96.1.12:80", "established", "is an endpoint of the plan"],
+            );
+            assert_eq!(code, Some(0), "{explained:#}");
+            // 5: the Pod was replaced.
+            scene.edit("  - 10.244.1.2\n", "  - 10.244.1.3\n");
+            let (explained, code) = scene.connection(&client);
+            assert_first(&explained, "connected to 10.244.1.2:8080, which drains; ");
+            assert_eq!(code, Some(0), "{explained:#}");
+            assert!(connection.ask().backend().is_some());
+            let (explained, code) = scene.connection("10.244.1.4:1");
+            assert_first(
+                &explained,
+                "this node has no TCP, UDP, SCTP connection of 10.244.1.4:1 [X070]",
+            );
+            assert_eq!(code, Some(5));
+            let mut cleanup = scene.cleanup();
+            assert!(cleanup.output().unwrap().status.success());
+        }
+    });
+}
