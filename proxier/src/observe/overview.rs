@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The daemon answers only when a client asks, so the view costs nothing while nobody looks. A census of all Services is
-//! made so seldom that it takes less than 0.5 % of a processor; the counters of what is visible are read for each answer.
+//! made so seldom that it takes less than 0.5 % of a processor; the counters of what is visible are read once a second.
 
 pub(crate) mod assemble;
 mod census;
