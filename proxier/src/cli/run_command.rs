@@ -249,17 +249,12 @@ impl Flags {
         sender: SyncSender<Message>,
     ) -> anyhow::Result<Daemon<D>> {
         let settings = kernel_settings(&self.sysctl(setup), kind);
-        let treatments = self.node.packets.foreign.treatments(kind);
-        let chains = ForeignChains::open(treatments)?;
-        let ends = chains.ends();
+        let chains = ForeignChains::open(self.node.packets.foreign.treatments(kind))?;
+        let concerns = chains.concerns();
+        let changed = move |tampering| sender.send(Message::RulesChanged(tampering)).is_ok();
         let daemon = daemon
             .doing(KernelSettings::new(settings))
-            .monitoring_rules(move || {
-                let concerns = move |kind, payload: &[u8]| ends.concern(kind, payload);
-                monitor::rules(table, port, concerns, move |tampering| {
-                    sender.send(Message::RulesChanged(tampering)).is_ok()
-                });
-            })
+            .monitoring_rules(move || monitor::rules(table, port, concerns, changed))
             .doing(ChainCheck::new(chains));
         Ok(match self.compat_chains {
             true => daemon.doing(MarkChainCheck::new(MarkChains::open(mark)?)),

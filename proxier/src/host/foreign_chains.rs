@@ -55,7 +55,7 @@ pub(crate) use chain::ForeignChain;
 pub(crate) use chain::ForeignHook;
 use contest::{Contests, Turn};
 pub(crate) use decision::{Headers, Taking};
-pub(crate) use ends::ChainEnds;
+use ends::ChainEnds;
 pub use report::ChainReport;
 use report::DropCause;
 pub(crate) use report::DroppingChain;
@@ -147,9 +147,10 @@ impl ForeignChains {
         })
     }
 
-    /// Returns the chains at whose end our rule must stay, which [`Self::apply`] keeps up to date.
-    pub(crate) fn ends(&self) -> ChainEnds {
-        self.ends.clone()
+    /// Returns what tells whether a notification (`NFT_MSG_*`, payload) says that [`Self::apply`] may be needed.
+    pub(crate) fn concerns(&self) -> impl Fn(u16, &[u8]) -> bool + Clone + Send + use<> {
+        let ends = self.ends.clone();
+        move |kind, payload| ends.concern(kind, payload)
     }
 
     /// Applies the treatments to every foreign chain.

@@ -273,18 +273,24 @@ fn a_policy_of_docker_opens_for_services_only<D: Subject>() {
     };
     check(&scene, "ext2", &load_balancer, denied);
     let mut chains = open::<D>(Treatment::Accept);
-    for place in 0..2 {
+    let mut waits = false;
+    // Each further move comes later, so that another program that wants to be the last is no endless contest.
+    for place in 0..5 {
         scene.nft("add rule ip docker forward ip saddr 203.0.113.9 drop");
         let report = chains.apply().unwrap();
-        // The second move comes later, so that another program that wants to be the last is no endless contest.
-        let moved = usize::from(D::TRANSLATES && place == 0);
+        waits = report.waits;
+        assert!(!waits || place > 0);
+        let moved = usize::from(D::TRANSLATES && !waits);
         assert_eq!(
             (report.removed.len(), report.inserted.len()),
             (moved, moved)
         );
-        assert_eq!(report.waits, D::TRANSLATES && place == 1);
-        check(&scene, "ext", &load_balancer, denied);
+        if waits {
+            break;
+        }
     }
+    assert_eq!(waits, D::TRANSLATES);
+    check(&scene, "ext", &load_balancer, denied);
     // Our rule is there once, whether it waits or has moved.
     let list = ["/usr/sbin/nft", "list", "table", "ip", "docker"];
     let listed = scene.client("node").exec(&list);

@@ -10,7 +10,7 @@ use nftables::sys::*;
 
 /// The chains that have our rule as their last one. Clones are the same value.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ChainEnds(Arc<Mutex<BTreeSet<ChainName>>>);
+pub(super) struct ChainEnds(Arc<Mutex<BTreeSet<ChainName>>>);
 
 impl ChainEnds {
     /// Replaces the chains.
@@ -21,7 +21,7 @@ impl ChainEnds {
     /// Returns whether a notification about a message of this kind (`NFT_MSG_*`) says that a foreign chain may
     /// need [`super::ForeignChains::apply`]: one that may drop packets of Services was added or changed, our rule in one
     /// was deleted, or another may be behind ours that is the last.
-    pub(crate) fn concern(&self, kind: u16, payload: &[u8]) -> bool {
+    pub(super) fn concern(&self, kind: u16, payload: &[u8]) -> bool {
         match kind {
             NFT_MSG_NEWCHAIN => may_drop(payload),
             // Elsewhere, most new rules are behind ours, which is at the head of the chain. The next resync finds one that
