@@ -153,6 +153,11 @@ struct NodeFlags {
     #[arg(long, value_name = "KEY:WEIGHT[,..]")]
     weights: Option<Weights>,
 
+    /// How long new endpoints have smaller weights, for Services without the annotation ipvs-proxier.io/slow-start, such as
+    /// 60s [default: never]. kube-proxy has no such flag.
+    #[arg(long, value_name = "DURATION")]
+    slow_start: Option<DurationFlag>,
+
     /// The ranges of addresses that Services may have in spec.externalIPs; others are not served [default: any].
     /// kube-proxy has no such flag.
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
@@ -243,6 +248,7 @@ impl NodeFlags {
             node_name,
             scheduler: settings.scheduler.as_str().into(),
             weights: self.weights.clone().map(Arc::new),
+            slow_start: self.slow_start.map(|it| it.0),
             external_ranges: plan::ExternalRanges {
                 external_ips: self.external_ip_ranges.clone(),
                 load_balancer_ips: self.load_balancer_ip_ranges.clone(),
@@ -310,6 +316,11 @@ impl StateFlags {
     /// Returns the socket beside it, through which `top` asks the process.
     fn socket(&self) -> PathBuf {
         self.state_file.with_extension("sock")
+    }
+
+    /// Returns the file beside it that records which endpoints are new.
+    fn starts(&self) -> PathBuf {
+        self.state_file.with_extension("starts")
     }
 
     fn file(&self) -> LedgerFile {

@@ -12,6 +12,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,7 @@ mod patience;
 mod periods;
 mod publish;
 mod settings;
+mod starts_file;
 mod takeover;
 #[cfg(test)]
 mod tests;
@@ -54,6 +56,7 @@ pub(crate) use patience::NoInput;
 pub use periods::Periods;
 pub use publish::Publisher;
 pub(crate) use settings::KernelSettings;
+pub(crate) use starts_file::StartsFile;
 pub(crate) use takeover::Takeover;
 
 /// The pause before a round that failed as a whole is tried again; doubled up to the sync period.
@@ -119,6 +122,16 @@ impl<D: Dataplane> Daemon<D> {
             next_resync: Duration::ZERO,
             retry: Timer::doubling(FIRST_RETRY, periods.sync.max(FIRST_RETRY)),
         }
+    }
+
+    /// Takes over which endpoints were new for an earlier process, and keeps that in the file at `path`.
+    #[must_use]
+    pub(crate) fn remembering(self, path: PathBuf) -> Self {
+        let daemon = Self {
+            proxier: self.proxier.knowing(StartsFile::read(&path)),
+            ..self
+        };
+        daemon.doing(StartsFile::new(path))
     }
 
     /// Makes the daemon call this chore after those that it has.

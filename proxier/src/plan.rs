@@ -41,6 +41,7 @@ mod precedence;
 mod relay_options;
 mod service;
 pub(crate) mod service_ranges;
+mod standing;
 
 pub use access::{Access, Availability, Scope};
 pub(crate) use endpoints::{LeftOut, Surveyed, survey};
@@ -51,6 +52,8 @@ pub(crate) use options::drain;
 pub use planner::{Changed, Planner};
 pub use relay_options::RelayOptions;
 pub use service_ranges::ServiceRanges;
+pub use standing::Standings;
+pub(crate) use standing::slow_start;
 
 /// The settings of the operator that affect the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +64,8 @@ pub struct PlanConfig {
     pub scheduler: Arc<str>,
     /// The weights of endpoints of Services without the annotation `weights`; `None`: all have weight 1.
     pub weights: Option<Arc<Weights>>,
+    /// How long new endpoints of Services without the annotation `slow-start` have smaller weights; `None`: never.
+    pub slow_start: Option<Duration>,
     /// The addresses of this node that serve node ports.
     pub node_port_addresses: NodePortAddresses,
     /// Whether 127.0.0.1 serves node ports, too, if it is among `node_port_addresses`. Only a relay can
@@ -84,6 +89,7 @@ impl Default for PlanConfig {
             node_name: "".into(),
             scheduler: "rr".into(),
             weights: None,
+            slow_start: None,
             node_port_addresses: NodePortAddresses::default(),
             has_localhost_node_ports: false,
             service_addresses: ServiceAddresses::default(),
@@ -142,6 +148,8 @@ pub struct Machine {
     pub yielded: BTreeMap<IpAddr, Arc<str>>,
     /// Addresses of other machines that no object tells.
     pub peers: Peers,
+    /// What this machine learnt of endpoints. A change replans only the Services that have them.
+    pub standings: Standings,
 }
 
 /// What a dataplane can do, as far as the plan depends on it. The default is that of IPVS.

@@ -27,12 +27,14 @@ use crate::plan::{Desired, Machine, PlanConfig, Planner};
 
 mod families;
 mod health;
+mod newcomers;
 mod node;
 mod problems;
 mod round;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use newcomers::{Newcomers, Start};
 use problems::KnownProblems;
 
 /// The proxy of one node: the cluster, the plan, and the dataplane that serves it.
@@ -51,6 +53,7 @@ struct Cluster {
     input: Input,
     planner: Planner,
     machine: Machine,
+    newcomers: Newcomers,
 }
 
 impl Cluster {
@@ -101,6 +104,7 @@ impl<D: Dataplane> Proxier<D> {
                 input,
                 planner: Planner::new(config),
                 machine: Machine::default(),
+                newcomers: Newcomers::default(),
             },
             health_ports: BTreeSet::new(),
             known_problems: None,
@@ -112,6 +116,18 @@ impl<D: Dataplane> Proxier<D> {
     pub fn ignoring_external_ips(mut self, ignores: bool) -> Self {
         self.cluster.input.ignores_external_ips = ignores;
         self
+    }
+
+    /// Takes over which endpoints were new for an earlier process.
+    #[must_use]
+    pub(crate) fn knowing(mut self, newcomers: Newcomers) -> Self {
+        self.cluster.newcomers = newcomers;
+        self
+    }
+
+    /// Returns which endpoints are new.
+    pub(crate) fn newcomers(&self) -> &Newcomers {
+        &self.cluster.newcomers
     }
 
     /// Applies events to the snapshot.
@@ -205,9 +221,10 @@ impl<D: Dataplane> Proxier<D> {
     /// Returns when [`Proxier::sync`] has work even without an event, in time since boot.
     ///
     /// The work is a failed change to try again, connections of draining destinations to count, a write of
-    /// the ledger or of rules to try again, flows to sweep, or missing schedulers to ask for again.
+    /// the ledger or of rules to try again, flows to sweep, missing schedulers to ask for again, or the end of a slow start.
     pub fn next_due(&self) -> Option<Duration> {
-        self.dataplane.next_due()
+        let due = self.dataplane.next_due().into_iter();
+        due.chain(self.cluster.newcomers.due()).min()
     }
 
     /// Programs the changes since the last round, and the work that is due.

@@ -155,7 +155,7 @@ pub mod plan {
         Access, Availability, Balancing, Capabilities, Changed, Desired, Endpoints, ExternalRanges,
         FrontendKind, FrontendPlan, HealthCheck, InsidePlan, Machine, NodePortAddresses, Peers,
         PlanConfig, Planner, Profile, RelayAbilities, RelayOptions, Scope, SelectedEndpoint,
-        ServiceAddresses, ServiceRanges, SourceFlaw, desired,
+        ServiceAddresses, ServiceRanges, SourceFlaw, Standings, desired,
     };
 }
 

@@ -35,6 +35,7 @@ mod packets {
     pub(super) mod services;
     mod source_nat;
     mod stale;
+    mod starts;
     mod tenants;
     mod unallocated;
     mod unserved;

@@ -357,10 +357,9 @@ impl Flags {
             exporter,
             owners,
         } = start;
-        let settings = &setup.settings;
         let periods = Periods {
-            sync: settings.sync_period,
-            min_sync: settings.min_sync_period,
+            sync: setup.settings.sync_period,
+            min_sync: setup.settings.min_sync_period,
         };
         let on_bind_failure = inbox.on_bind_failure(setup);
         // A process that exits after one round may end before its Events are written.
@@ -385,7 +384,8 @@ impl Flags {
             watch: watch.as_ref().map(Watch::status_reader),
         };
         let (board, health_ports) = (sources.board.clone(), sources.health_ports.clone());
-        let mut daemon = equip(Daemon::new(proxier, periods, watch))?
+        let daemon = Daemon::new(proxier, periods, watch).remembering(self.state.starts());
+        let mut daemon = equip(daemon)?
             .doing(Publisher::new(board, health_ports))
             .doing(Meter::default())
             .doing(Narrator::new(history, desk))

@@ -4,10 +4,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use super::elsewhere::Elsewhere;
-use super::endpoints::Topology;
+use super::endpoints::{Topology, Weighing};
 use super::options::{IGNORED, ignores_weights, no_object_matches};
+use super::standing::{UNHEEDED, can_start_slowly};
 use super::{Capabilities, Machine, PlanConfig, ServiceAddresses, SourceFlaw};
-use crate::cluster::model::{Family, Weights};
+use crate::cluster::model::{Family, Service, Weights};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Snapshot;
 
@@ -69,6 +70,14 @@ impl<'a> Context<'a> {
 
     pub(super) fn topology(&self) -> Topology<'a> {
         Topology::new(&self.config.node_name, self.snapshot)
+    }
+
+    /// Returns how the endpoints of `service` are weighed.
+    pub(super) fn weighing<'s>(&self, service: &'s Service) -> Weighing<'s>
+    where
+        'a: 's,
+    {
+        Weighing::of(service, self.config, &self.machine.standings)
     }
 
     /// Returns the weights of endpoints of Services without the annotation `weights`.
@@ -142,6 +151,17 @@ impl<'a> Context<'a> {
                 "Configuration",
                 "--weights",
                 &self.scheduler,
+                message,
+            ));
+        }
+        if self.config.slow_start.is_some() && !can_start_slowly(wanted) {
+            let message = format!(
+                "{UNHEEDED}; choose one that can with --ipvs-scheduler, such as twos, wlc or mh"
+            );
+            problems.push(Problem::new(
+                "Configuration",
+                "--slow-start",
+                wanted,
                 message,
             ));
         }

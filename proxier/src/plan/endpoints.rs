@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::cluster::model::{
     Endpoint, EndpointSlice, Family, Protocol, Service, ServicePort, SlicePort, TopologyKey,
-    TrafficPolicy, Weights,
+    TrafficPolicy,
 };
 
 mod hints;
@@ -24,6 +24,7 @@ use super::SelectedEndpoint;
 use hints::Hinting;
 pub(crate) use survey::{Surveyed, survey};
 pub(super) use topology::Topology;
+pub(super) use weights::Weighing;
 
 /// The endpoints of one Service port and family, for each traffic policy.
 ///
@@ -48,13 +49,13 @@ impl EndpointSets {
         service: &Service,
         port: &ServicePort,
         family: Family,
-        (topology, default_weights): (&Topology<'_>, Option<&Weights>),
+        (topology, weighing): (&Topology<'_>, Weighing<'_>),
     ) -> Self {
-        let (keys, weights) = wishes(service, default_weights);
+        let keys = topology_keys(service);
         let weigh = |(address, endpoint): Candidate<'_>| SelectedEndpoint {
             address: address.ip(),
             port: address.port(),
-            weight: weights::of(endpoint, weights, topology),
+            weight: weighing.weight(endpoint, topology),
         };
         let all = candidates(slices, port, family);
         let selected = |policy| {
@@ -71,15 +72,8 @@ impl EndpointSets {
     }
 }
 
-/// Returns the topology keys of `service`, and the weights of its endpoints: its own, otherwise the operator's.
-fn wishes<'a>(
-    service: &'a Service,
-    default_weights: Option<&'a Weights>,
-) -> (Option<&'a [TopologyKey]>, Option<&'a Weights>) {
-    let annotations = service.annotations.as_deref();
-    let keys = annotations.and_then(|annotations| annotations.topology_keys.as_deref());
-    let weights = annotations.and_then(|annotations| annotations.weights.as_ref());
-    (keys, weights.or(default_weights))
+fn topology_keys(service: &Service) -> Option<&[TopologyKey]> {
+    service.annotations.as_deref()?.topology_keys.as_deref()
 }
 
 /// An endpoint, and the address on which it serves the port.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::context::Context;
+use super::standing::{UNHEEDED, heeds_slow_start};
 use super::{Balancing, PlanConfig, RelayOptions};
 use crate::cluster::model::{Annotations, SchedulerFlags, Service, TrafficPolicy, Weights};
 use crate::cluster::problem::Problem;
@@ -10,6 +11,7 @@ use crate::cluster::problem::Problem;
 const SCHEDULER: &str = "metadata.annotations[ipvs-proxier.io/scheduler]";
 const SCHEDULER_FLAGS: &str = "metadata.annotations[ipvs-proxier.io/scheduler-flags]";
 const WEIGHTS: &str = "metadata.annotations[ipvs-proxier.io/weights]";
+const SLOW_START: &str = "metadata.annotations[ipvs-proxier.io/slow-start]";
 const TOPOLOGY_KEYS: &str = "metadata.annotations[ipvs-proxier.io/topology-keys]";
 
 /// The options that all frontends of a Service share.
@@ -67,6 +69,14 @@ impl ServiceOptions {
                 "{IGNORED}; request one that uses them with ipvs-proxier.io/scheduler, such as wrr or wlc"
             );
             report(WEIGHTS, name, message);
+        }
+        if annotations.slow_start_secs.is_some_and(|secs| secs > 0)
+            && !heeds_slow_start(service, context.config)
+        {
+            let message = format!(
+                "{UNHEEDED}; request one that can with ipvs-proxier.io/scheduler, such as twos, wlc or mh"
+            );
+            report(SLOW_START, name, message);
         }
         let topology = context.topology();
         for (key, _) in weights.into_iter().flat_map(|weights| &weights.near) {

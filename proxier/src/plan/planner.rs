@@ -102,10 +102,13 @@ impl Planner {
         self.elsewhere = elsewhere;
         self.machine.peers.clone_from(&machine.peers);
         let ranges = service_ranges::rejecting(&self.config, snapshot, machine);
+        let judged = machine.standings.differences(&self.machine.standings);
+        self.machine.standings.clone_from(&machine.standings);
         let mut changed = match touched {
             Touched::Some(mut names)
                 if self.machine == *machine && self.capabilities == *capabilities =>
             {
+                names.extend(judged);
                 if !moved.is_empty() {
                     let footprints = self.footprints.iter();
                     let concerned = footprints.filter(|(_, it)| it.concerns(&moved));

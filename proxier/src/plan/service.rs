@@ -120,7 +120,7 @@ fn health_check(
                 service,
                 port,
                 family,
-                (&topology, context.weights()),
+                (&topology, context.weighing(service)),
             );
             if sets.is_local_ready {
                 let serving = sets.local.iter().filter(|endpoint| endpoint.weight > 0);
@@ -206,7 +206,7 @@ impl RequirementsBuilder<'_> {
             self.service,
             port,
             family,
-            (&topology, self.context.weights()),
+            (&topology, self.context.weighing(self.service)),
         );
         // A dataplane masquerades the connections of these endpoints to themselves.
         let here = sets.local.iter().map(|endpoint| endpoint.address);

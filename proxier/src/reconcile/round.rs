@@ -58,6 +58,7 @@ impl<D: Dataplane> Proxier<D> {
         let mut machine = self.dataplane.machine()?;
         let before = &mut self.cluster.machine;
         machine.peers.api_servers = std::mem::take(&mut before.peers.api_servers);
+        machine.standings = std::mem::take(&mut before.standings);
         *before = machine;
         Ok(())
     }
@@ -69,7 +70,15 @@ impl<D: Dataplane> Proxier<D> {
                 input,
                 planner,
                 machine,
+                newcomers,
             } = &mut self.cluster;
+            let standings = &mut machine.standings;
+            newcomers.update(
+                &input.snapshot,
+                (&touched, now),
+                planner.config(),
+                standings,
+            );
             let capabilities = self.dataplane.capabilities();
             let changed = planner.update(&input.snapshot, machine, capabilities, touched);
             // Each pass finds another thing that the dataplane cannot do, so the loop ends.

@@ -93,6 +93,17 @@ pub(crate) const SCHEDULER_FLAGS: &str = "scheduler-flags";
 /// ```
 pub(crate) const WEIGHTS: &str = "weights";
 
+/// How long a new ready endpoint has a smaller weight, as a duration from 0 to a day; 0: never.
+///
+/// An endpoint is new if it became ready while at least half of the Service's ready endpoints were older. It has an eighth
+/// of its weight, and gets the whole at a time between half of the duration and all of it, another on each node. If more
+/// than half are new, all have their whole weights. Schedulers that ignore weights ignore it, too.
+///
+/// ```yaml
+/// ipvs-proxier.io/slow-start: 60s
+/// ```
+pub(crate) const SLOW_START: &str = "slow-start";
+
 /// The drain time of a removed endpoint's TCP connections, in seconds from 0 to 86,400; 0 removes
 /// the endpoint at once.
 ///
@@ -158,10 +169,11 @@ pub(crate) const SOURCE_ADDRESS: &str = "source-address";
 pub(crate) const TOPOLOGY_KEYS: &str = "topology-keys";
 
 /// The names of all annotations, without the prefix.
-pub const ANNOTATIONS: [&str; 8] = [
+pub const ANNOTATIONS: [&str; 9] = [
     SCHEDULER,
     SCHEDULER_FLAGS,
     WEIGHTS,
+    SLOW_START,
     DRAIN_SECONDS,
     IDLE_TIMEOUT,
     PROXY_PROTOCOL,
@@ -193,6 +205,9 @@ pub(super) fn read(
                 read.scheduler_flags = parse(name, value, parser, |text, _| flags(text));
             }
             WEIGHTS => read.weights = parse(name, value, parser, weights::parse),
+            SLOW_START => {
+                read.slow_start_secs = parse(name, value, parser, |text, _| duration(text));
+            }
             DRAIN_SECONDS => {
                 read.drain_secs = parse(name, value, parser, |text, _| seconds(text, 0));
             }
@@ -315,6 +330,14 @@ fn seconds(text: &str, least: u32) -> Result<u32, String> {
     number(text)
         .filter(|secs| (least..=MAX_SECS).contains(secs))
         .ok_or_else(|| format!("is not a whole number from {least} to {MAX_SECS}"))
+}
+
+/// Parses a time with units, such as `60s` or `2m`, to whole seconds.
+fn duration(text: &str) -> Result<u32, String> {
+    let parsed = humantime::parse_duration(text).ok();
+    let secs = parsed.and_then(|it| u32::try_from(it.as_secs()).ok());
+    secs.filter(|secs| *secs <= MAX_SECS)
+        .ok_or_else(|| format!("is not a duration from 0s to {MAX_SECS}s, such as 60s or 2m"))
 }
 
 /// Parses a number of digits only: no sign, no white space.

@@ -15,6 +15,8 @@ pub struct Annotations {
     pub scheduler_flags: Option<SchedulerFlags>,
     /// `weights`: the endpoints' weights.
     pub weights: Option<Weights>,
+    /// `slow-start`: how long a new endpoint has a smaller weight, in seconds; 0: never.
+    pub slow_start_secs: Option<u32>,
     /// `drain-seconds`: how long a removed endpoint keeps its connections; 0 removes it at once.
     pub drain_secs: Option<u32>,
     /// `idle-timeout`: the idle timeout of connections in seconds; at least 1.
@@ -57,6 +59,17 @@ pub struct Weights {
 }
 
 impl Weights {
+    /// Returns the largest weight that an endpoint may have.
+    pub fn largest(&self) -> u16 {
+        let addresses = self.addresses.iter().map(|&(_, weight)| weight);
+        let named = self.nodes.iter().chain(&self.zones);
+        let near = self.near.iter().map(|&(_, weight)| weight);
+        let all = addresses
+            .chain(named.map(|&(_, weight)| weight))
+            .chain(near);
+        all.fold(self.default, u16::max)
+    }
+
     /// Returns whether they depend on the regions of other nodes.
     pub fn need_regions(&self) -> bool {
         self.near.iter().any(|(key, _)| *key == TopologyKey::Region)

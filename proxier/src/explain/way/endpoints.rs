@@ -29,7 +29,9 @@ impl Sight<'_> {
         let config = self.planned.config();
         let all = match (service, port) {
             (Some(service), Some(port)) => {
-                survey(snapshot, config, (service, port), family, policy)
+                let standings = &self.planned.machine.standings;
+                let view = (snapshot, config, standings);
+                survey(view, (service, port), family, policy)
             }
             _ => Vec::new(),
         };
@@ -115,7 +117,13 @@ impl Sight<'_> {
             Ok(0) => {
                 "weight 0, so no new connections (annotation ipvs-proxier.io/weights)".to_owned()
             }
-            Ok(weight) => return format!("{} {node}, weight {weight}", it.address),
+            Ok(weight) => {
+                let why = match it.is_new {
+                    true => ": new, so an eighth of it for now (slow start)",
+                    false => "",
+                };
+                return format!("{} {node}, weight {weight}{why}", it.address);
+            }
             Err(LeftOut::OtherNode) => format!("{policy_field} is Local"),
             Err(LeftOut::NotReady) => "conditions.ready is false".to_owned(),
             Err(LeftOut::Terminating) => {

@@ -2,13 +2,13 @@
 
 use std::net::SocketAddr;
 
-use super::{LeftOut, Selection, candidates, weights, wishes};
+use super::{LeftOut, Selection, Weighing, candidates, topology_keys};
 use crate::cluster::model::{
     Endpoint, EndpointSlice, Family, ObjectName, Service, ServicePort, TrafficPolicy,
 };
 use crate::cluster::store::Snapshot;
-use crate::plan::PlanConfig;
 use crate::plan::endpoints::Topology;
+use crate::plan::{PlanConfig, Standings};
 
 /// An endpoint of a Service port, as the planner judges it for a traffic policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,19 +21,23 @@ pub(crate) struct Surveyed {
     pub(crate) slice: ObjectName,
     /// Its weight, or why it does not serve.
     pub(crate) result: Result<u16, LeftOut>,
+    /// Whether its weight is smaller because it is new.
+    pub(crate) is_new: bool,
 }
 
 /// Returns every endpoint of `port` of `service`, ordered by address, as the plan judges it.
 pub(crate) fn survey(
-    snapshot: &Snapshot,
-    config: &PlanConfig,
+    (snapshot, config, standings): (&Snapshot, &PlanConfig, &Standings),
     (service, port): (&Service, &ServicePort),
     family: Family,
     policy: TrafficPolicy,
 ) -> Vec<Surveyed> {
     let topology = Topology::new(&config.node_name, snapshot);
     let slices: Vec<&EndpointSlice> = snapshot.slices(&service.name).collect();
-    let (keys, weights) = wishes(service, config.weights.as_deref());
+    let (keys, weighing) = (
+        topology_keys(service),
+        Weighing::of(service, config, standings),
+    );
     let all = candidates(&slices, port, family);
     let selection = Selection::of(&all, policy, keys, &topology);
     let slice_of = |endpoint: &Endpoint| {
@@ -49,7 +53,8 @@ pub(crate) fn survey(
         slice: slice_of(endpoint).unwrap_or_default(),
         result: selection
             .check(endpoint, &topology)
-            .map(|()| weights::of(endpoint, weights, &topology)),
+            .map(|()| weighing.weight(endpoint, &topology)),
+        is_new: weighing.is_reduced(endpoint),
     };
     all.iter().map(judge).collect()
 }

@@ -95,7 +95,15 @@ impl Scene {
     fn sets(&self, topology: &Topology<'_>) -> EndpointSets {
         let port = &self.service.ports[0];
         let slices: Vec<&EndpointSlice> = self.snapshot.slices(&self.service.name).collect();
-        EndpointSets::of(&slices, &self.service, port, Family::V4, (topology, None))
+        let (config, standings) = Default::default();
+        let weighing = Weighing::of(&self.service, &config, &standings);
+        EndpointSets::of(
+            &slices,
+            &self.service,
+            port,
+            Family::V4,
+            (topology, weighing),
+        )
     }
 
     /// Compares the sets with text: the last byte of each address, `:port` unless it is 80, and

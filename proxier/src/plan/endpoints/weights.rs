@@ -1,20 +1,75 @@
-//! The weights of endpoints, from the annotation `weights` of their Service or the operator's default.
+//! The weights of endpoints: those of the annotation `weights` of their Service or of the operator, less for endpoints
+//! that just started.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Topology;
-use crate::cluster::model::{Endpoint, TopologyKey, Weights};
+use crate::cluster::model::{Endpoint, Service, TopologyKey, Weights};
+use crate::plan::standing::{Standings, heeds_slow_start};
+use crate::plan::{PlanConfig, slow_start};
 
 /// The weight of endpoints without entries. kube-proxy sets the same weight.
 const DEFAULT: u16 = 1;
 
-/// Returns the weight of `endpoint`.
-///
-/// If several entries match, the most specific one counts ([`Weights`]).
-pub(super) fn of(endpoint: &Endpoint, weights: Option<&Weights>, topology: &Topology<'_>) -> u16 {
-    weights.map_or(DEFAULT, |weights| rule(endpoint, weights, topology))
+/// The part of its weight that a new endpoint has is 1 / `NEW`.
+const NEW: u16 = 8;
+
+/// How the endpoints of a Service are weighed.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::plan) struct Weighing<'a> {
+    weights: Option<&'a Weights>,
+    new: Option<&'a BTreeSet<IpAddr>>,
+    /// What weights are multiplied by, so that also a small one has a smaller part.
+    ///
+    /// Also while no endpoint is new, so that a new one changes no other endpoint.
+    factor: u16,
 }
 
+impl<'a> Weighing<'a> {
+    /// Returns how the endpoints of `service` are weighed: by its own weights, otherwise by the operator's.
+    pub(in crate::plan) fn of(
+        service: &'a Service,
+        config: &'a PlanConfig,
+        standings: &'a Standings,
+    ) -> Self {
+        let annotations = service.annotations.as_deref();
+        let own = annotations.and_then(|annotations| annotations.weights.as_ref());
+        let weights = own.or(config.weights.as_deref());
+        let starts_slowly =
+            slow_start(service, config).is_some() && heeds_slow_start(service, config);
+        let has_room = weights.is_none_or(|it| it.largest() <= u16::MAX / NEW);
+        Self {
+            weights,
+            new: standings.new_of(&service.name).filter(|_| starts_slowly),
+            factor: if starts_slowly && has_room { NEW } else { 1 },
+        }
+    }
+
+    /// Returns whether `endpoint` has a smaller weight because it is new.
+    pub(super) fn is_reduced(&self, endpoint: &Endpoint) -> bool {
+        self.new.is_some_and(|new| new.contains(&endpoint.address))
+    }
+
+    /// Returns the weight of `endpoint`.
+    pub(super) fn weight(&self, endpoint: &Endpoint, topology: &Topology<'_>) -> u16 {
+        let rule = |weights| rule(endpoint, weights, topology);
+        let whole = self
+            .weights
+            .map_or(DEFAULT, rule)
+            .saturating_mul(self.factor);
+        match self.is_reduced(endpoint) {
+            // Weight 0 would end the start.
+            true if whole > 0 => (whole / NEW).max(1),
+            _ => whole,
+        }
+    }
+}
+
+/// Returns the weight that the entries give `endpoint`.
+///
+/// If several match, the most specific one counts ([`Weights`]).
 fn rule(endpoint: &Endpoint, weights: &Weights, topology: &Topology<'_>) -> u16 {
     // The parser sorts the longest prefix first, so that the first match is the most exact.
     let mut addresses = weights.addresses.iter();

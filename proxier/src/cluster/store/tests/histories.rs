@@ -262,6 +262,7 @@ fn annotations() -> impl Strategy<Value = Annotations> {
         option::of(select(&[ProxyProtocol::V1, ProxyProtocol::V2][..])),
         option::of(select(&[SourceAddress::Node, SourceAddress::Client][..])),
         option::of(keys),
+        any::<Option<u32>>(),
     );
     fields.prop_map(|fields| Annotations {
         scheduler: fields.0,
@@ -272,6 +273,7 @@ fn annotations() -> impl Strategy<Value = Annotations> {
         proxy_protocol: fields.5,
         source_address: fields.6,
         topology_keys: fields.7,
+        slow_start_secs: fields.8,
     })
 }
 
