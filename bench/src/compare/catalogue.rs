@@ -18,9 +18,27 @@ const WORK: f64 = 1.0;
 /// the defaults of a Kubernetes readiness probe.
 const DETECTION: f64 = 30.0;
 
+/// Seconds until a new server has its full weight, and its full speed.
+const SLOW_START: f64 = 60.0;
+/// The scenarios of slow start: nodes, and the weights of a new server in their order. Others have the last one.
+const STARTS: [(&str, u32, &[u32]); 12] = [
+    ("start-4", 4, &[8]),
+    ("start-4-late", 4, &[1, 8]),
+    ("start-4-double", 4, &[1, 2, 4, 8]),
+    ("start-4-linear", 4, &[2, 4, 6, 8]),
+    ("start-64", 64, &[8]),
+    ("start-64-late", 64, &[1, 8]),
+    ("start-64-double", 64, &[1, 2, 4, 8]),
+    ("start-64-linear", 64, &[2, 4, 6, 8]),
+    ("start-512", 512, &[8]),
+    ("start-512-late", 512, &[1, 8]),
+    ("start-512-double", 512, &[1, 2, 4, 8]),
+    ("start-512-linear", 512, &[2, 4, 6, 8]),
+];
+
 /// Returns all scenarios, the simplest one first.
 pub(crate) fn all() -> Vec<Scenario> {
-    vec![
+    let mut all = vec![
         steady(),
         bursty(),
         heavy_tail(),
@@ -31,11 +49,13 @@ pub(crate) fn all() -> Vec<Scenario> {
         failing("silent", Health::Silent),
         rolling(),
         leaving(),
-        many_nodes(),
-        many_rolling(),
+        many("many-nodes", "as steady, but with 64 nodes", steady()),
+        many("many-rolling", "as rolling, but with 64 nodes", rolling()),
         caches(),
         quiet(),
-    ]
+    ];
+    all.extend(STARTS.map(slow_start));
+    all
 }
 
 /// Returns a scenario of `servers` equal servers and `nodes` nodes without changes.
@@ -110,12 +130,7 @@ fn long_lived() -> Scenario {
         cores: 0.005,
     });
     for _ in 0..4 {
-        scenario.script.push(Step {
-            share: 0.5,
-            plus: 0.0,
-            server: scenario.servers.len(),
-            action: Action::List(CORES),
-        });
+        scenario.step(0.5, scenario.servers.len(), Action::List(CORES));
         scenario.servers.push(spare());
     }
     scenario
@@ -125,13 +140,16 @@ fn weighted() -> Scenario {
     let mut scenario = steady();
     scenario.name = "weighted";
     scenario.about = "8 servers of 2 cores, 4 of 4 and 4 of 8, weights in proportion";
-    scenario.servers = [2, 4, 2, 8]
-        .into_iter()
-        .cycle()
-        .take(SERVERS)
-        .map(listed)
-        .collect();
+    weigh(&mut scenario);
     scenario
+}
+
+/// Gives the servers different numbers of cores, and weights in proportion.
+pub(crate) fn weigh(scenario: &mut Scenario) {
+    let cores = [2, 4, 2, 8].into_iter().cycle();
+    for (server, cores) in scenario.servers.iter_mut().zip(cores) {
+        *server = listed(cores);
+    }
 }
 
 fn slow() -> Scenario {
@@ -140,12 +158,7 @@ fn slow() -> Scenario {
     scenario.about = "4 of 16 servers at half speed from 30 % to 80 % of the time; \
                       their weights do not change";
     for server in (2..SERVERS).step_by(4) {
-        scenario.script.push(Step {
-            share: 0.8,
-            plus: 0.0,
-            server,
-            action: Action::Speed(1.0),
-        });
+        scenario.step(0.8, server, Action::Speed(1.0));
     }
     scenario
 }
@@ -154,12 +167,7 @@ fn slow() -> Scenario {
 pub(crate) fn with_slow_servers(mut scenario: Scenario, load: f64, from: f64) -> Scenario {
     scenario.load = load;
     for server in (2..scenario.servers.len()).step_by(4) {
-        scenario.script.push(Step {
-            share: from,
-            plus: 0.0,
-            server,
-            action: Action::Speed(0.5),
-        });
+        scenario.step(from, server, Action::Speed(0.5));
     }
     scenario
 }
@@ -167,22 +175,11 @@ pub(crate) fn with_slow_servers(mut scenario: Scenario, load: f64, from: f64) ->
 fn failing(name: &'static str, how: Health) -> Scenario {
     let mut scenario = steady();
     scenario.name = name;
-    scenario.about = match how {
-        Health::Silent => {
-            "a server goes down and its machine does not answer; removed after 30 s, added again later; twice"
-        }
-        _ => {
-            "a server goes down and its machine refuses connections; removed after 30 s, added again later; twice"
-        }
-    };
+    scenario.about = "a server goes down and its machine is silent or refuses connections, as the name says; removed \
+                      after 30 s, added again later; twice";
     scenario.load = 0.6;
     for (server, down, up) in [(3, 0.2, 0.45), (11, 0.6, 0.85)] {
-        let step = |share, plus, action| Step {
-            share,
-            plus,
-            server,
-            action,
-        };
+        let step = |share, plus, action| Step::new(share, plus, server, action);
         scenario.script.extend([
             step(down, 0.0, Action::Health(how)),
             step(down, DETECTION, Action::Unlist),
@@ -201,12 +198,7 @@ fn rolling() -> Scenario {
                       30 s and removed";
     for old in 0..SERVERS {
         let share = 0.2 + 0.6 * old as f64 / SERVERS as f64;
-        let step = |server, plus, action| Step {
-            share,
-            plus,
-            server,
-            action,
-        };
+        let step = |server, plus, action| Step::new(share, plus, server, action);
         scenario.script.extend([
             step(SERVERS + old, 0.0, Action::List(CORES)),
             step(old, 1.0, Action::Weight(0)),
@@ -223,29 +215,18 @@ fn leaving() -> Scenario {
     scenario.about = "3 of 16 servers are removed, one after the other";
     scenario.load = 0.6;
     for (server, share) in [(3, 0.4), (8, 0.6), (13, 0.8)] {
-        scenario.script.push(Step {
-            share,
-            plus: 0.0,
-            server,
-            action: Action::Unlist,
-        });
+        scenario.step(share, server, Action::Unlist);
     }
     scenario
 }
 
-fn many_nodes() -> Scenario {
-    let mut scenario = equal(64, SERVERS);
-    scenario.name = "many-nodes";
-    scenario.about = "as steady, but with 64 nodes";
-    scenario
-}
-
-fn many_rolling() -> Scenario {
-    let mut scenario = rolling();
-    scenario.name = "many-rolling";
-    scenario.about = "as rolling, but with 64 nodes";
-    scenario.nodes = 64;
-    scenario
+fn many(name: &'static str, about: &'static str, scenario: Scenario) -> Scenario {
+    Scenario {
+        name,
+        about,
+        nodes: 64,
+        ..scenario
+    }
 }
 
 fn caches() -> Scenario {
@@ -257,12 +238,7 @@ fn caches() -> Scenario {
     scenario.affinity = Affinity::Destination;
     scenario.workload.destinations = 4_096;
     scenario.workload.destination_skew = 0.7;
-    scenario.script.push(Step {
-        share: 0.6,
-        plus: 0.0,
-        server: 5,
-        action: Action::Unlist,
-    });
+    scenario.step(0.6, 5, Action::Unlist);
     scenario
 }
 
@@ -271,6 +247,44 @@ fn quiet() -> Scenario {
     scenario.name = "quiet";
     scenario.about = "3 % load: one server would be enough";
     scenario.load = 0.03;
+    scenario
+}
+
+fn slow_start((name, nodes, weights): (&'static str, u32, &[u32])) -> Scenario {
+    let mut scenario = rolling();
+    scenario.name = name;
+    scenario.about = "as rolling; a new server works at a quarter of its speed for 30 s, then at half of it for 30 s, \
+                      and each node raises its weight in steps";
+    scenario.nodes = nodes;
+    let full = weights[weights.len() - 1];
+    for server in &mut scenario.servers {
+        server.weight = server.weight.map(|_| full);
+    }
+    let is_start = |step: &&mut Step| step.action == Action::List(CORES);
+    let mut steps = Vec::new();
+    for first in scenario.script.iter_mut().filter(is_start) {
+        first.action = Action::List(weights[0]);
+        let mut step = |part: f64, action| {
+            steps.push(Step::new(
+                first.share,
+                part * SLOW_START,
+                first.server,
+                action,
+            ));
+        };
+        for (part, speed) in [(0.0, 0.25), (0.5, 0.5), (1.0, 1.0)] {
+            step(part, Action::Speed(speed));
+        }
+        for (number, &weight) in weights.iter().enumerate().skip(1) {
+            for node in 0..nodes as usize {
+                // The golden ratio spreads any number of nodes evenly.
+                let start = (node as f64 * 0.618_034).fract();
+                let part = (number as f64 + start) / weights.len() as f64;
+                step(part, Action::WeightOn(node, weight));
+            }
+        }
+    }
+    scenario.script.extend(steps);
     scenario
 }
 
@@ -311,12 +325,7 @@ mod tests {
     fn the_listed_servers_have_the_capacity_for_the_load() {
         for scenario in all() {
             assert!(scenario.load < 0.9, "{}", scenario.name);
-            let cores: u32 = scenario
-                .servers
-                .iter()
-                .filter(|kind| kind.weight.is_some())
-                .map(|kind| kind.cores)
-                .sum();
+            let cores: u32 = scenario.listed().map(|kind| kind.cores).sum();
             assert_eq!(cores, 64, "{}", scenario.name);
         }
     }

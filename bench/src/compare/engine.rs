@@ -104,12 +104,11 @@ impl<'a> Simulation<'a> {
         }
         let station =
             |kind: &super::scenario::ServerKind| Station::new(scenario.discipline, kind.cores);
-        let mut script: Vec<(f64, Step)> = scenario
-            .script
-            .iter()
-            .map(|&step| (step.share * horizon + step.plus, step))
-            .collect();
+        let steps = scenario.script.iter();
+        let script = steps.map(|&step| (step.share * horizon + step.plus, step));
+        let mut script: Vec<(f64, Step)> = script.collect();
         script.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+        let weights = scenario.servers.iter().map(|kind| kind.weight);
         let mut source = Source::new(scenario.workload, scenario.rate(), seed);
         let arrival = source.next_arrival();
         Ok(Self {
@@ -125,11 +124,7 @@ impl<'a> Simulation<'a> {
             script,
             next_sample: horizon / f64::from(SAMPLES),
             samples: 0,
-            weights: scenario
-                .servers
-                .iter()
-                .map(|kind| kind.weight.unwrap_or(0))
-                .collect(),
+            weights: weights.map(|weight| weight.unwrap_or(0)).collect(),
             last_servers: LastServers::new(match scenario.affinity {
                 Affinity::Client => scenario.workload.clients,
                 Affinity::Destination => scenario.workload.destinations,
@@ -254,27 +249,10 @@ impl<'a> Simulation<'a> {
     fn perform(&mut self, step: Step) -> Result<(), Error> {
         let server = step.server;
         match step.action {
-            Action::List(weight) => {
-                self.weights[server] = weight;
-                self.last_servers.changes += 1;
-                self.nodes
-                    .iter_mut()
-                    .try_for_each(|node| node.list(server, weight))
-            }
-            Action::Unlist => {
-                self.weights[server] = 0;
-                self.last_servers.changes += 1;
-                self.nodes
-                    .iter_mut()
-                    .try_for_each(|node| node.unlist(server))
-            }
-            Action::Weight(weight) => {
-                self.weights[server] = weight;
-                self.last_servers.changes += 1;
-                self.nodes
-                    .iter_mut()
-                    .try_for_each(|node| node.set_weight(server, weight))
-            }
+            Action::List(weight) => self.change(server, weight, |node| node.list(server, weight)),
+            Action::Unlist => self.change(server, 0, |node| node.unlist(server)),
+            Action::Weight(to) => self.change(server, to, |node| node.set_weight(server, to)),
+            Action::WeightOn(node, weight) => self.nodes[node].set_weight(server, weight),
             Action::Speed(speed) => {
                 self.stations[server].set_speed(self.now, speed);
                 self.reschedule(server);
@@ -289,6 +267,18 @@ impl<'a> Simulation<'a> {
                 }
             }
         }
+    }
+
+    /// Changes a server on every node.
+    fn change(
+        &mut self,
+        server: usize,
+        weight: u32,
+        change: impl Fn(&mut Node) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.weights[server] = weight;
+        self.last_servers.changes += 1;
+        self.nodes.iter_mut().try_for_each(change)
     }
 
     /// Drops all connections of a server.
@@ -315,12 +305,9 @@ impl<'a> Simulation<'a> {
     }
 
     fn sample(&mut self) {
-        let loads = self
-            .stations
-            .iter()
-            .zip(&self.weights)
-            .filter(|&(_, &weight)| weight > 0)
-            .map(|(station, _)| station.load());
+        let stations = self.stations.iter().zip(&self.weights);
+        let listed = stations.filter(|&(_, &weight)| weight > 0);
+        let loads = listed.map(|(station, _)| station.load());
         let bin = self.samples as usize * BINS / SAMPLES as usize;
         if let Some(bin) = self.outcome.bins.get_mut(bin) {
             bin.sample(loads.clone());
@@ -329,10 +316,9 @@ impl<'a> Simulation<'a> {
             self.outcome.loads.sample(loads);
         }
         self.samples += 1;
-        self.next_sample = if self.samples < SAMPLES {
-            f64::from(self.samples + 1) * self.horizon / f64::from(SAMPLES)
-        } else {
-            f64::INFINITY
+        self.next_sample = match self.samples < SAMPLES {
+            true => f64::from(self.samples + 1) * self.horizon / f64::from(SAMPLES),
+            false => f64::INFINITY,
         };
     }
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::cells::Measured;
 use super::outcome::{Fates, Loads};
-use super::scenario::Scenario;
+use super::scenario::{Action, Scenario};
 use super::sweep::Sweep;
 
 /// Smaller shares of lost connections are ignored.
@@ -39,7 +39,7 @@ pub(crate) struct Chapter {
     pub(crate) load: f64,
     /// The length of a run, in simulated seconds.
     pub(crate) seconds: f64,
-    /// The times of all changes, in simulated seconds.
+    /// The times of all changes on all nodes, in simulated seconds.
     pub(crate) events: Vec<f64>,
     pub(crate) rows: Vec<Row>,
 }
@@ -47,20 +47,16 @@ pub(crate) struct Chapter {
 impl Chapter {
     pub(crate) fn new(scenario: &Scenario, connections: u64, rows: Vec<Row>) -> Self {
         let seconds = connections as f64 / scenario.rate();
+        let script = scenario.script.iter();
+        let events = script.filter(|step| !matches!(step.action, Action::WeightOn(..)));
         Self {
             name: scenario.name.to_owned(),
             about: scenario.about.to_owned(),
             nodes: scenario.nodes,
-            servers: scenario
-                .servers
-                .iter()
-                .filter(|kind| kind.weight.is_some())
-                .count(),
+            servers: scenario.listed().count(),
             load: scenario.load,
             seconds,
-            events: scenario
-                .script
-                .iter()
+            events: events
                 .map(|step| step.share * seconds + step.plus)
                 .collect(),
             rows,

@@ -21,6 +21,8 @@ pub(crate) enum Action {
     Unlist,
     /// Set its weight on every node.
     Weight(u32),
+    /// Set its weight on the node of this number.
+    WeightOn(usize, u32),
     /// Set its speed, relative to that at the start.
     Speed(f64),
     /// Set whether it answers. If it stops answering, its connections are lost.
@@ -37,6 +39,17 @@ pub(crate) struct Step {
     /// The number of the server.
     pub(crate) server: usize,
     pub(crate) action: Action,
+}
+
+impl Step {
+    pub(crate) fn new(share: f64, plus: f64, server: usize, action: Action) -> Self {
+        Self {
+            share,
+            plus,
+            server,
+            action,
+        }
+    }
 }
 
 /// Which connections should be sent to the same server.
@@ -68,10 +81,19 @@ pub(crate) struct Scenario {
 }
 
 impl Scenario {
+    /// Returns the servers that are listed at the start.
+    pub(crate) fn listed(&self) -> impl Iterator<Item = &ServerKind> {
+        self.servers.iter().filter(|kind| kind.weight.is_some())
+    }
+
+    /// Adds a step after this share of the run.
+    pub(crate) fn step(&mut self, share: f64, server: usize, action: Action) {
+        self.script.push(Step::new(share, 0.0, server, action));
+    }
+
     /// Returns the number of new connections per second.
     pub(crate) fn rate(&self) -> f64 {
-        let listed = self.servers.iter().filter(|kind| kind.weight.is_some());
-        let cores: u32 = listed.map(|kind| kind.cores).sum();
+        let cores: u32 = self.listed().map(|kind| kind.cores).sum();
         self.load * f64::from(cores) / self.workload.mean_work()
     }
 }

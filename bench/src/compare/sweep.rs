@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::cells::Measured;
 use super::results::Row;
-use super::scenario::{Scenario, ServerKind};
+use super::scenario::Scenario;
 use super::{catalogue, outside};
 
 /// The numbers of nodes.
@@ -79,13 +79,7 @@ impl Question {
 
 fn weighted(nodes: u32, servers: usize) -> Scenario {
     let mut scenario = catalogue::equal(nodes, servers);
-    let cores = [2, 4, 2, 8].into_iter().cycle();
-    for (server, cores) in scenario.servers.iter_mut().zip(cores) {
-        *server = ServerKind {
-            cores,
-            weight: Some(cores),
-        };
-    }
+    catalogue::weigh(&mut scenario);
     scenario
 }
 
