@@ -253,6 +253,14 @@ impl<D: Dataplane> Proxier<D> {
         self.prepare(Extent::All, now)
     }
 
+    /// Plans as [`Proxier::changes`], without a comparison with the kernel.
+    ///
+    /// # Errors
+    /// As [`Proxier::sync`].
+    pub(crate) fn plan_all(&mut self, now: Duration) -> Result<(), Failure> {
+        self.begin(Extent::All, now)
+    }
+
     /// Reads the kernel back and repairs every difference from the plan.
     ///
     /// # Errors

@@ -165,6 +165,30 @@ fn verdicts_with_maps_are_what_clients_observed() {
     });
 }
 
+/// An endpoint has the weight that the operator gives its node. Both endpoints of the Service are ready.
+#[test]
+fn the_operators_weights_are_explained() {
+    let cluster = conformance("cluster.yaml");
+    let explained = |weights: &[&str]| {
+        let arguments = ["10.244.1.4", "10.96.1.6:80", "--manifests", &cluster];
+        let node = ["--node-name", "node-a", "--cluster-cidr", "10.244.0.0/16"];
+        explain(&[&arguments[..], &node, weights].concat())
+    };
+    let (without, _) = explained(&[]);
+    assert_eq!(without["endpoints"].as_array().unwrap().len(), 2);
+    let (with, code) = explained(&["--weights", "same-node:3,*:0"]);
+    assert_eq!((with["endpoints"].as_array().unwrap().len(), code), (1, 0));
+    let text = with.to_string();
+    assert!(
+        text.contains("10.244.1.2:8080 on node-a, weight 3"),
+        "{with:#}"
+    );
+    assert!(
+        text.contains("10.244.2.2:8080 on node-b, left out: weight 0"),
+        "{with:#}"
+    );
+}
+
 /// A relay connects itself, so that endpoints see the node's address; it serves node ports at 127.0.0.1 too.
 #[test]
 fn a_relay_is_explained_by_the_plan() {

@@ -80,8 +80,8 @@ impl Flags {
             _ if let Some(client) = self.connection => self.connection(&mut setup, client)?,
             (DataplaneKind::Nftables, Against::Kernel) => {
                 let mut proxier = planned.on_nftables(&setup)?;
-                proxier.changes(clock::since_boot())?;
-                let served = nftables::served()?.unwrap_or_default();
+                proxier.plan_all(clock::since_boot())?;
+                let served = nftables::served_slots()?.unwrap_or_default();
                 self.by_maps(&setup, proxier.planned(), Some(&served))?
             }
             (DataplaneKind::Ipvs, against) => {
@@ -319,7 +319,14 @@ impl Flags {
             return Ok(Vec::new());
         }
         let plan = planned.desired().frontends.get(&asked.frontend);
+        let kind = plan.map(|plan| plan.profile.kind);
         let way = HostWay::read(&Traffic {
+            is_external: matches!(
+                kind,
+                Some(FrontendKind::LoadBalancer | FrontendKind::ExternalIp)
+            ),
+            is_hidden: packets.hides_arp,
+            is_node_port: kind == Some(FrontendKind::NodePort),
             protocol: asked.frontend.protocol,
             client: asked.packet.source,
             device: asked.packet.input.to_string(),
@@ -329,8 +336,7 @@ impl Flags {
             input_mark: packets.input_accept_bit.map_or(0, MarkBit::mark),
             forward_mark: packets.forward_accept_bit.map_or(0, MarkBit::mark),
             // The shield leaves node ports out. Maps translate before other programs do.
-            is_shielded: !has_ipvs
-                || plan.is_none_or(|it| it.profile.kind != FrontendKind::NodePort),
+            is_shielded: !has_ipvs || kind != Some(FrontendKind::NodePort),
         })?;
         Ok(host::steps(asked, &way, &planned.desired().local_endpoints))
     }

@@ -78,7 +78,7 @@ use names::{ENDPOINTS, EXTERNAL_FRONTENDS};
 pub(crate) use parts::endpoints;
 use rounded::Rounded;
 use rules::Rules;
-pub(crate) use served::{Served, served};
+pub(crate) use served::{Served, served, served_slots};
 use slots::SCHEDULERS;
 pub use table::{ServiceTable, table};
 

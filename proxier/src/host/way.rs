@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::foreign_chains::{ForeignChains, ForeignHook, Headers, Taking};
 use super::routes::{Route, Routes};
 use super::{Treatment, Treatments};
-use crate::cluster::model::Protocol;
+use crate::cluster::model::{Cidr, Protocol};
 
 /// The most endpoints whose ways are read.
 const MOST_ENDPOINTS: usize = 16;
@@ -23,6 +23,12 @@ pub(crate) struct Traffic {
     pub(crate) endpoints: Vec<SocketAddr>,
     /// Whether IPVS serves, so that packets pass the hooks input and output. Otherwise they are forwarded.
     pub(crate) has_ipvs: bool,
+    /// Whether the frontend's address is one that clients of the link reach by ARP: a load balancer's or an external one.
+    pub(crate) is_external: bool,
+    /// Whether packet rules of ours hide it there (`--arp=services`).
+    pub(crate) is_hidden: bool,
+    /// Whether the frontend is a node port.
+    pub(crate) is_node_port: bool,
     /// The mark that our table gives packets at the hook input (`--input-drop=accept`).
     pub(crate) input_mark: u32,
     /// The mark that our table gives packets at the hook forward (`--forward-drop=accept`); 0 beside IPVS.
@@ -32,6 +38,43 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
+    /// Returns whether this node, as each node that serves the frontend, answers ARP requests for its address on the
+    /// link by which the client's packets arrive.
+    fn answers_arp(&self) -> bool {
+        let IpAddr::V4(address) = self.frontend.ip() else {
+            return false;
+        };
+        // Maps make no address local.
+        if !self.is_external || self.is_hidden || !self.has_ipvs || self.device.is_empty() {
+            return false;
+        }
+        let ignores = |name: &str| setting(&format!("net/ipv4/conf/{name}/arp_ignore"));
+        // The effective value is the larger one (`IN_DEV_ARP_IGNORE`).
+        ignores("all").max(ignores(&self.device)) == Some(0)
+            && link_networks(&self.device).any(|network| network.contains(address.into()))
+    }
+
+    /// Returns the range of ports that the kernel gives to connections of processes, if it has the node port.
+    ///
+    /// IPVS takes the answer to such a connection, a SYN with an acknowledgement, for a new connection to the node port.
+    fn clashing_ports(&self) -> Option<String> {
+        if !self.is_node_port || !self.has_ipvs || self.protocol != Protocol::Tcp {
+            return None;
+        }
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
+        let range = read("ip_local_port_range")?;
+        let (first, last) = range.trim().split_once(char::is_whitespace)?;
+        let bounds: (u16, u16) = (first.parse().ok()?, last.trim().parse().ok()?);
+        let reserved = read("ip_local_reserved_ports").unwrap_or_default();
+        let is_reserved = reserved.trim().split(',').any(|part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let bounds = first.parse::<u16>().ok().zip(last.parse::<u16>().ok());
+            bounds.is_some_and(|(first, last)| (first..=last).contains(&self.frontend.port()))
+        });
+        let is_in = (bounds.0..=bounds.1).contains(&self.frontend.port()) && !is_reserved;
+        is_in.then(|| format!("{}-{}", bounds.0, bounds.1))
+    }
+
     /// Returns the headers of the first packet as it arrives.
     fn arriving(&self) -> Headers {
         Headers {
@@ -56,6 +99,10 @@ pub(crate) struct HostWay {
     pub(crate) reverse_filter: u64,
     /// The ways to endpoints.
     pub(crate) to_endpoints: BTreeMap<IpAddr, Option<Route>>,
+    /// Whether this node answers ARP requests for the frontend's address on the link of the client.
+    pub(crate) answers_arp: bool,
+    /// The ports of the node's own connections, if the node port is one of them.
+    pub(crate) clashing_ports: Option<String>,
     /// The settings without which packets end, with their values: those that have another value than 1.
     pub(crate) wrong_settings: Vec<(&'static str, u64)>,
     /// The chains of other programs that drop packets, or may do so.
@@ -81,6 +128,25 @@ pub(crate) struct Drop {
 pub(crate) fn setting(name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/sys/{name}")).ok()?;
     text.trim().parse().ok()
+}
+
+/// Returns the IPv4 networks that hosts of the link have, by the routes without a gateway in the table main.
+fn link_networks(device: &str) -> impl Iterator<Item = Cidr> {
+    // `/proc/net` would show the network namespace of the main thread.
+    let routes = std::fs::read_to_string("/proc/thread-self/net/route").unwrap_or_default();
+    let number = |word: Option<&str>| Some(u32::from_str_radix(word?, 16).ok()?.to_ne_bytes());
+    let network = |line: &str| {
+        let mut words = line.split_whitespace();
+        let is_here = words.next()? == device;
+        let (network, gateway) = (number(words.next())?, number(words.next())?);
+        let mask = u32::from_be_bytes(number(words.nth(4))?);
+        let length = u8::try_from(mask.leading_ones()).ok()?;
+        let is_link = is_here && gateway == [0; 4] && length > 0;
+        let network = Cidr::new(network.into(), length).ok()?;
+        is_link.then_some(network)
+    };
+    let networks: Vec<Cidr> = routes.lines().skip(1).filter_map(network).collect();
+    networks.into_iter()
 }
 
 /// Returns the name of the device by which packets to `address` leave.
@@ -124,6 +190,8 @@ impl HostWay {
             let found = setting(name).filter(|value| *value != 1);
             way.wrong_settings.extend(found.map(|value| (name, value)));
         }
+        way.answers_arp = traffic.answers_arp();
+        way.clashing_ports = traffic.clashing_ports();
         way.read_drops(traffic)?;
         Ok(way)
     }

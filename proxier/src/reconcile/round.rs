@@ -30,6 +30,20 @@ impl<D: Dataplane> Proxier<D> {
 
     /// Makes a round up to its changes, which are not applied.
     pub(super) fn prepare(&mut self, extent: Extent, now: Duration) -> Result<D::Changes, Failure> {
+        self.begin(extent, now)?;
+        let planned = self.cluster.planned();
+        if self.dataplane.observe(planned, extent, now)? {
+            self.plan(Touched::none(), now);
+        }
+        let planned = self.cluster.planned();
+        let kept = self.dataplane.retire(planned, extent, now)?;
+        self.keep_addresses(kept, now);
+        let planned = self.cluster.planned();
+        self.dataplane.changes(planned, extent, now)
+    }
+
+    /// Makes a round up to its plan, for which it reads of the kernel only what the plan depends on.
+    pub(super) fn begin(&mut self, extent: Extent, now: Duration) -> Result<(), Failure> {
         if extent == Extent::All {
             self.read_machine()?;
         } else if self.cluster.asks_for_new_addresses()
@@ -43,15 +57,7 @@ impl<D: Dataplane> Proxier<D> {
         (self.dataplane).begin(self.cluster.planned(), touched, extent, now)?;
         let touched = std::mem::replace(&mut self.cluster.input.touched, Touched::none());
         self.plan(touched, now);
-        let planned = self.cluster.planned();
-        if self.dataplane.observe(planned, extent, now)? {
-            self.plan(Touched::none(), now);
-        }
-        let planned = self.cluster.planned();
-        let kept = self.dataplane.retire(planned, extent, now)?;
-        self.keep_addresses(kept, now);
-        let planned = self.cluster.planned();
-        self.dataplane.changes(planned, extent, now)
+        Ok(())
     }
 
     fn read_machine(&mut self) -> Result<(), Failure> {

@@ -203,7 +203,7 @@ fn firewalls_are_named() {
                     .args(["203.0.113.9", NODE_PORT])
                     .output();
                 let printed = String::from_utf8(output.unwrap().stdout).unwrap();
-                let [(_, shown)] = page::examples("# ipvs-proxier ")[..] else {
+                let [(_, shown)] = page::examples("# ipvs-proxier explain 2")[..] else {
                     panic!("the page has one example of a node");
                 };
                 assert_eq!(printed, shown, "{printed}");
@@ -252,6 +252,20 @@ fn firewalls_are_named() {
     });
 }
 
+/// Returns whether a process of this node reaches a client outside from this port.
+fn connects_from(port: u16) -> bool {
+    use socket2::{Domain, Socket, Type};
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let to_socket = |text: String| text.parse::<std::net::SocketAddr>().unwrap();
+    socket
+        .bind(&to_socket(format!("172.18.0.2:{port}")).into())
+        .unwrap();
+    let to = to_socket("203.0.113.9:9000".into());
+    socket
+        .connect_timeout(&to.into(), std::time::Duration::from_secs(2))
+        .is_ok()
+}
+
 #[test]
 fn settings_and_routes_are_named() {
     lab::test(|| {
@@ -298,6 +312,28 @@ fn settings_and_routes_are_named() {
         scene.check(&asymmetric);
         scene.on_node("ip route del 203.0.113.9/32 dev ext1");
         set("ipv4/conf/ext0/rp_filter", "0");
+        // 12: more than one node answers ARP requests for the load balancer's address.
+        scene.on_node("ip route add 198.51.100.0/24 dev ext0");
+        let ext = &scene.cluster.ext;
+        ext.exec(&["ip", "route", "add", "198.51.100.0/24", "dev", "eth0"]);
+        let words = "this node answers ARP requests for 198.51.100.12 on ext0";
+        scene.check(&case("12", ("ext", RANGES), "answered", words));
+        set("ipv4/conf/ext0/arp_ignore", "1");
+        scene.check(&case("12: hidden", ("ext", RANGES), "answered", ""));
+        set("ipv4/conf/ext0/arp_ignore", "0");
+        scene.on_node("ip route del 198.51.100.0/24 dev ext0");
+        ext.exec(&["ip", "route", "del", "198.51.100.0/24", "dev", "eth0"]);
+        // 14: a connection of a process of this node has the node port as its source, and stays in SYN_SENT.
+        set("ipv4/ip_local_port_range", "1024 65535");
+        let words = "the kernel may give port 30080 to a connection of a process of this node";
+        scene.check(&case("14", ("ext", NODE_PORT), "answered", words));
+        ext.serve_tcp(9_000);
+        assert!(connects_from(30_099), "any other port");
+        assert!(!connects_from(30_080));
+        set("ipv4/ip_local_reserved_ports", "22,30000-32767");
+        scene.check(&case("14: reserved", ("ext", NODE_PORT), "answered", ""));
+        set("ipv4/ip_local_reserved_ports", "");
+        set("ipv4/ip_local_port_range", "32768 60999");
         // 8: flows to a removed endpoint stay.
         set("ipv4/vs/expire_nodest_conn", "0");
         let words = "net.ipv4.vs.expire_nodest_conn is 0";

@@ -1,6 +1,6 @@
 //! `explain --watch` and `--connection`: what packets did, beside real clients.
 
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lab::net::Answer;
@@ -18,11 +18,16 @@ impl Scene {
         self.on_node("/usr/sbin/nft list chains")
     }
 
-    /// Starts `explain --watch`, and waits until it traces.
+    /// Starts `explain --watch`.
     fn begin_watch(&self, (from, to): (&str, &str), seconds: &str) -> Child {
         let mut command = self.command("explain");
         command.args([from, to, "--output", "json", "--watch", seconds]);
-        let child = command.stdout(Stdio::piped()).spawn().unwrap();
+        self.trace(command.stdout(Stdio::piped()))
+    }
+
+    /// Starts a watch, and waits until it traces.
+    fn trace(&self, command: &mut Command) -> Child {
+        let child = command.spawn().unwrap();
         let begin = Instant::now();
         while !self.chains().contains("chain prerouting-requests") {
             assert!(begin.elapsed() < Duration::from_secs(60));
@@ -107,7 +112,7 @@ fn packets_are_watched_through_ipvs() {
             "{text}"
         );
         // 1, 11: a rule that cannot be evaluated beforehand.
-        scene.nft("table inet fw { chain c { type filter hook input priority 0; policy drop; limit rate over 1/hour accept; }\n}");
+        scene.nft("table inet fw { chain c { type filter hook input priority 0; policy drop; meta length > 60000 accept; }\n}");
         let (explained, answer) = scene.watch("ext", NODE_PORT, "1");
         assert_eq!(answer.backend(), None);
         assert_first(
@@ -126,7 +131,7 @@ fn packets_are_watched_through_ipvs() {
         scene.on_node("ip route del 203.0.113.9/32 dev ext1");
         std::fs::write("/proc/sys/net/ipv4/conf/ext0/rp_filter", "0").unwrap();
         // A dead endpoint: one that is silent, one without its program.
-        let drop = [
+        let silent = [
             "/usr/sbin/iptables",
             "-A",
             "INPUT",
@@ -137,7 +142,7 @@ fn packets_are_watched_through_ipvs() {
             "-j",
             "DROP",
         ];
-        scene.cluster.pod1.exec(&drop);
+        scene.cluster.pod1.exec(&silent);
         let (explained, answer) = scene.watch("pod3", ONE, "2");
         assert_eq!(answer.backend(), None);
         assert_first(&explained, "no answer of 10.244.1.2:8080 came back [X063]");
@@ -145,7 +150,7 @@ fn packets_are_watched_through_ipvs() {
             .cluster
             .pod1
             .exec(&["/usr/sbin/iptables", "-F", "INPUT"]);
-        let mut reset = [&drop[..8], &["REJECT", "--reject-with", "tcp-reset"]].concat();
+        let mut reset = [&silent[..8], &["REJECT", "--reject-with", "tcp-reset"]].concat();
         scene.cluster.pod1.exec(&reset);
         let (explained, answer) = scene.watch("pod3", ONE, "1");
         assert_eq!(answer, Answer::Refused);
@@ -155,8 +160,55 @@ fn packets_are_watched_through_ipvs() {
         );
         reset[1] = "-D";
         scene.cluster.pod1.exec(&reset);
+        // 6: which endpoint has the connections?
+        let held = scene.cluster.pod3.connect(ONE).unwrap();
+        let (explained, _) = scene.watch("pod3", ONE, "1");
+        assert_has(
+            &explained,
+            &[
+                "at 10.244.1.2:8080, ESTABLISHED",
+                " active and ",
+                "since it was added",
+            ],
+        );
+        drop(held);
+        left_behind(&scene);
         nothing_is_left(&scene);
     });
+}
+
+/// 8: a DNS client keeps its flow to an endpoint that another program removed.
+fn left_behind(scene: &Scene) {
+    const DNS: &str = "10.96.1.3:53";
+    let set = |value| std::fs::write("/proc/sys/net/ipv4/vs/expire_nodest_conn", value).unwrap();
+    set("0");
+    let mut client = scene.cluster.pod3.udp_client(DNS);
+    let endpoint = match client.ask().backend() {
+        Some("pod2") => "10.244.1.3:5353",
+        Some("podB2") => "10.244.2.3:5353",
+        other => panic!("{other:?}"),
+    };
+    let mut ipvs = ipvs_netlink::Client::open().unwrap();
+    let key = ipvs_netlink::ServiceKey::Address {
+        protocol: ipvs_netlink::Protocol::Udp,
+        address: [10, 96, 1, 3].into(),
+        port: 53,
+    };
+    let removed: std::net::SocketAddr = endpoint.parse().unwrap();
+    ipvs.delete_destination(&key, &removed.into()).unwrap();
+    assert_eq!(
+        client.ask_within(Duration::from_millis(300)).backend(),
+        None
+    );
+    let mut command = scene.command("explain");
+    command.args(["10.244.1.4", DNS, "--protocol", "udp", "--watch", "1"]);
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let first = text.lines().next().unwrap();
+    let words = format!("leads to {endpoint}, which is no endpoint any more [X071]");
+    assert!(first.contains(&words), "{text}");
+    set("1");
+    scene.run();
 }
 
 /// The node port of a Service whose only endpoint is pod1.
@@ -207,50 +259,47 @@ fn nothing_is_left(scene: &Scene) {
 #[test]
 fn packets_are_watched_through_maps_and_connections_are_explained() {
     lab::test(|| {
-        for dataplane in ["nftables", "ipvs"] {
-            let scene = Scene::new(dataplane);
-            if dataplane == "nftables" {
-                let (explained, answer) = scene.watch("ext", NODE_PORT, "1");
-                assert!(answer.backend().is_some(), "{answer}");
-                assert!(
-                    !explained["verdict"]["text"].as_str().unwrap().contains('['),
-                    "{explained:#}"
-                );
-                assert_has(
-                    &explained,
-                    &["203.0.113.9 to 172.18.0.2:30080: prerouting by ext0, forward to 10.244."],
-                );
-            }
-            let mut connection = scene.cluster.pod3.connect(ONE).unwrap();
-            let answer = connection.ask();
-            let Answer::Reply { source, .. } = answer else {
-                panic!("{answer}");
-            };
-            let client = source.to_string();
-            let (explained, code) = scene.connection(&client);
-            assert_first(
-                &explained,
-                "connected to 10.244.1.2:8080; idle, it is forgotten in ",
-            );
-            assert_has(
-                &explained,
-                &["10.96.1.12:80", "established", "is an endpoint of the plan"],
-            );
-            assert_eq!(code, Some(0), "{explained:#}");
-            // 5: the Pod was replaced.
-            scene.edit("  - 10.244.1.2\n", "  - 10.244.1.3\n");
-            let (explained, code) = scene.connection(&client);
-            assert_first(&explained, "connected to 10.244.1.2:8080, which drains; ");
-            assert_eq!(code, Some(0), "{explained:#}");
-            assert!(connection.ask().backend().is_some());
-            let (explained, code) = scene.connection("10.244.1.4:1");
-            assert_first(
-                &explained,
-                "this node has no TCP, UDP, SCTP connection of 10.244.1.4:1 [X070]",
-            );
-            assert_eq!(code, Some(5));
-            let mut cleanup = scene.cleanup();
-            assert!(cleanup.output().unwrap().status.success());
-        }
+        let mut scene = Scene::new("nftables");
+        let (explained, answer) = scene.watch("ext", NODE_PORT, "1");
+        assert!(answer.backend().is_some(), "{answer}");
+        let text = explained["verdict"]["text"].as_str().unwrap();
+        assert!(!text.contains('['), "{explained:#}");
+        let way = "203.0.113.9 to 172.18.0.2:30080: prerouting by ext0, forward to 10.244.";
+        assert_has(&explained, &[way]);
+        connections(&scene);
+        scene.change_to("ipvs");
+        connections(&scene);
     });
+}
+
+/// Explains a connection, also after its endpoint was replaced.
+fn connections(scene: &Scene) {
+    let mut connection = scene.cluster.pod3.connect(ONE).unwrap();
+    let answer = connection.ask();
+    let Answer::Reply { source, .. } = answer else {
+        panic!("{answer}");
+    };
+    let client = source.to_string();
+    let (explained, code) = scene.connection(&client);
+    assert_first(
+        &explained,
+        "connected to 10.244.1.2:8080; idle, it is forgotten in ",
+    );
+    assert_has(
+        &explained,
+        &["10.96.1.12:80", "established", "is an endpoint of the plan"],
+    );
+    assert_eq!(code, Some(0), "{explained:#}");
+    // 5: the Pod was replaced.
+    scene.edit("  - 10.244.1.2\n", "  - 10.244.1.3\n");
+    let (explained, code) = scene.connection(&client);
+    assert_first(&explained, "connected to 10.244.1.2:8080, which drains; ");
+    assert_eq!(code, Some(0), "{explained:#}");
+    assert!(connection.ask().backend().is_some());
+    let (explained, code) = scene.connection("10.244.1.4:1");
+    assert_first(
+        &explained,
+        "this node has no TCP, UDP, SCTP connection of 10.244.1.4:1 [X070]",
+    );
+    assert_eq!(code, Some(5));
 }

@@ -89,6 +89,19 @@ impl Scene {
         command
     }
 
+    /// Removes what our proxy made, and serves the first manifests with another dataplane.
+    pub(crate) fn change_to(&mut self, dataplane: &'static str) {
+        let output = self.cleanup().output().unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        std::fs::copy(conformance("cluster.yaml"), &self.manifests).unwrap();
+        self.dataplane = dataplane;
+        self.run();
+    }
+
     /// Returns the command that removes all that our proxy made.
     pub(crate) fn cleanup(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ipvs-proxier"));

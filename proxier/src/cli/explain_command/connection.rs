@@ -69,8 +69,8 @@ impl Flags {
             }
             DataplaneKind::Nftables => {
                 let mut proxier = planned.on_nftables(setup)?;
-                proxier.changes(clock::since_boot())?;
-                let served = nftables::served()?.unwrap_or_default();
+                proxier.plan_all(clock::since_boot())?;
+                let served = nftables::served_slots()?.unwrap_or_default();
                 let standing = |held: &Held, endpoint: SocketAddr| {
                     let Some(endpoints) = served.get(&held.frontend) else {
                         return Standing::NoService;

@@ -50,6 +50,25 @@ impl Counter {
     }
 }
 
+/// Returns a line for each destination of a virtual server, the busiest first.
+fn destinations(counter: Counter) -> anyhow::Result<Vec<String>> {
+    let Counter::VirtualServer(key) = counter else {
+        return Ok(Vec::new());
+    };
+    let mut found = ipvs_netlink::Client::open()?.destinations(&key)?;
+    found.sort_by_key(|it| std::cmp::Reverse(it.active_connections));
+    let line = |it: &ipvs_netlink::DestinationEntry| {
+        format!(
+            "{}: {} active and {} inactive connections, {} since it was added",
+            it.destination.key,
+            it.active_connections,
+            it.inactive_connections,
+            it.stats.connections
+        )
+    };
+    Ok(found.iter().take(MOST_CONNECTIONS).map(line).collect())
+}
+
 impl Flags {
     /// Watches the packets of a question, if `--watch` asks for it. Returns the steps about them.
     pub(super) fn watched(&self, asked: &Asked, counter: Counter) -> anyhow::Result<Vec<Step>> {
@@ -98,6 +117,10 @@ impl Flags {
             watched,
             time,
             counted,
+            destinations: match counted {
+                Some(_) => destinations(counter)?,
+                None => Vec::new(),
+            },
             connections,
             flows,
         };

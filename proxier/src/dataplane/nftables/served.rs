@@ -38,6 +38,21 @@ pub(crate) struct ServedEndpoint {
 /// # Errors
 /// If the kernel cannot be read.
 pub(crate) fn served() -> Result<Option<Served>, Failure> {
+    let mut served = served_slots()?;
+    if let Some(served) = &mut served {
+        count_connections(served)?;
+    }
+    Ok(served)
+}
+
+/// Reads the frontends of the kernel's table and the slots of their endpoints only; `None` if there is no table.
+///
+/// # Cost
+/// A dump of the endpoints.
+///
+/// # Errors
+/// If the kernel cannot be read.
+pub(crate) fn served_slots() -> Result<Option<Served>, Failure> {
     let mut client = RulesClient::open(TABLE).map_err(Failure::netfilter_socket)?;
     if !client.exists()? {
         return Ok(None);
@@ -62,7 +77,6 @@ pub(crate) fn served() -> Result<Option<Served>, Failure> {
             }
         }
     }
-    count_connections(&mut served)?;
     Ok(Some(served))
 }
 

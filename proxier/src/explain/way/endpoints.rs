@@ -115,7 +115,8 @@ impl Sight<'_> {
         };
         let reason = match it.result {
             Ok(0) => {
-                "weight 0, so no new connections (annotation ipvs-proxier.io/weights)".to_owned()
+                "weight 0, so no new connections (annotation ipvs-proxier.io/weights, or --weights)"
+                    .to_owned()
             }
             Ok(weight) => {
                 let why = match it.is_new {

@@ -33,6 +33,8 @@ kinds! {
     SETTING = "X040" "A kernel setting breaks the way";
     REVERSE_PATH = "X041" "Reverse path filtering drops packets";
     NO_ROUTE = "X042" "No route";
+    ANSWERS_ARP = "X043" "This node answers ARP requests for the address";
+    PORT_CLASH = "X044" "A process of this node may take the node port";
     FOREIGN_CHAIN = "X050" "A chain of another program drops packets";
     FOREIGN_NAT = "X051" "A NAT rule of another program takes connections";
     NO_PACKET = "X060" "No packet of the client arrived";

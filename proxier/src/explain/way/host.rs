@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::Asked;
-use super::finding::{FOREIGN_CHAIN, FOREIGN_NAT, NO_ROUTE, REVERSE_PATH, SETTING};
+use super::finding::{
+    ANSWERS_ARP, FOREIGN_CHAIN, FOREIGN_NAT, NO_ROUTE, PORT_CLASH, REVERSE_PATH, SETTING,
+};
 use super::step::{Outcome, Seen, Step};
 use crate::host::foreign_chains::{ForeignHook, Taking};
 use crate::host::way::{Drop, HostWay};
@@ -45,6 +47,31 @@ pub(crate) fn steps(asked: &Asked, way: &HostWay, here: &BTreeSet<IpAddr>) -> Ve
             Seen::Kernel,
         );
         steps.push(step.finding(&SETTING, outcome, format!("sysctl -w {name}=1")));
+    }
+    if way.answers_arp {
+        let address = asked.frontend.address;
+        let what = format!(
+            "this node answers ARP requests for {address} on {}, as each node that serves it",
+            packet.input
+        );
+        let because =
+            "the address is local, in a network of that link, arp_ignore is 0, and --arp is off";
+        let step = Step::new(what, because, Seen::Kernel);
+        let next =
+            format!("arping -I DEVICE {address}, from a host of the link: one node must answer");
+        steps.push(step.finding(&ANSWERS_ARP, Outcome::Answered, next));
+    }
+    if let Some(range) = &way.clashing_ports {
+        let port = asked.frontend.port;
+        let what = format!(
+            "the kernel may give port {port} to a connection of a process of this node, whose answer IPVS takes"
+        );
+        let because = format!(
+            "net.ipv4.ip_local_port_range is {range}, and ip_local_reserved_ports lacks {port}"
+        );
+        let step = Step::new(what, because, Seen::Kernel);
+        let next = "sysctl -w net.ipv4.ip_local_reserved_ports=30000-32767";
+        steps.push(step.finding(&PORT_CLASH, Outcome::Answered, next));
     }
     for taking in &way.translations {
         let verb = if taking.is_certain {

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::Asked;
 use super::connection::{flow_line, ipvs_line};
-use super::finding::{DROPPED, LOST_ON_THE_WAY, NO_ANSWER, NO_PACKET, RESET};
+use super::finding::{DROPPED, LEFT_BEHIND, LOST_ON_THE_WAY, NO_ANSWER, NO_PACKET, RESET};
 use super::step::{Outcome, Seen, Step};
+use crate::cluster::model::Protocol;
 use crate::dataplane::conntrack::Flow;
 use crate::dataplane::ipvs::connections::Connection;
 use crate::host::trace::{Course, Dropping, Watched};
@@ -25,6 +26,8 @@ pub(crate) struct Live {
     pub(crate) time: Duration,
     /// What the kernel counted meanwhile at the frontend, if it has counters.
     pub(crate) counted: Option<Counted>,
+    /// The connections of each destination of the virtual server, a line each.
+    pub(crate) destinations: Vec<String>,
     /// The client's connections to the frontend; `None` without IPVS.
     pub(crate) connections: Option<Vec<Connection>>,
     /// The client's tracked connections to the frontend.
@@ -75,7 +78,8 @@ impl Live {
                 it.connections, it.packets_in, it.packets_out
             );
             let because = "the counters of the virtual server, which are up to 2 s late";
-            Step::new(what, because, Seen::Live)
+            let destinations = self.destinations.clone();
+            Step::new(what, because, Seen::Live).with_details(destinations)
         }));
         if let Some(connections) = &self.connections {
             let what = format!("IPVS has {} connections of the client", connections.len());
@@ -87,9 +91,33 @@ impl Live {
             self.flows.len()
         );
         let details = self.flows.iter().map(flow_line).collect();
+        let step = Step::new(what, "the kernel's table of flows", Seen::Live).with_details(details);
+        steps.push(self.left_behind(asked, step));
         steps
-            .push(Step::new(what, "the kernel's table of flows", Seen::Live).with_details(details));
-        steps
+    }
+
+    /// Adds the finding about flows to endpoints that left, which a client keeps alive by sending. TCP clients notice.
+    fn left_behind(&self, asked: &Asked, step: Step) -> Step {
+        let endpoints = &asked.passed.endpoints;
+        let is_known = |address| endpoints.iter().any(|it| it.address == address);
+        let mut left = self.flows.iter().filter(|it| {
+            let is_translated = it.reply.source != it.original.destination;
+            it.protocol != Protocol::Tcp && is_translated && !is_known(it.reply.source)
+        });
+        let Some(flow) = left.next().filter(|_| !endpoints.is_empty()) else {
+            return step;
+        };
+        let text = format!(
+            "the flow of {} leads to {}, which is no endpoint any more",
+            flow.original.source, flow.reply.source
+        );
+        let next = format!(
+            "conntrack --delete --proto {} --orig-port-dst {} --reply-src {}",
+            flow.protocol.to_string().to_lowercase(),
+            asked.frontend.port,
+            flow.reply.source.ip()
+        );
+        cause(step, &LEFT_BEHIND, Outcome::Answered, text, next)
     }
 
     fn requests(&self, asked: &Asked, requests: &[&Course]) -> Step {

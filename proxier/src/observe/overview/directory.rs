@@ -9,13 +9,15 @@ use ipvs_netlink as ipvs;
 use smallvec::SmallVec;
 
 use super::counters::Counts;
-use super::rotation::{self, Choice};
+use super::rotation;
 use crate::cluster::model::{
-    Endpoint, Family, Location, ObjectName, Service, ServicePortName, SlicePort, TrafficPolicy,
+    Location, ObjectName, Service, ServicePort, ServicePortName, TrafficPolicy,
 };
 use crate::dataplane::{Dataplane, Planned, Serving};
 use crate::plan::frontend::Frontend;
-use crate::plan::{Availability, Balancing, Endpoints, FrontendKind, FrontendPlan, find_endpoint};
+use crate::plan::{
+    Availability, Balancing, Endpoints, FrontendKind, FrontendPlan, Surveyed, find_endpoint, survey,
+};
 use crate::reconcile::Proxier;
 
 /// The most endpoints that are told of one Service, each counted once per frontend.
@@ -236,28 +238,16 @@ impl DetailBuilder<'_> {
             return self.detail.frontends.push(detail);
         }
         let mut endpoints = BTreeMap::<SocketAddr, EndpointDetail>::new();
-        let choice = Choice {
-            policy: detail.policy,
-            node: &self.planned.config().node_name,
-            has_topology_keys: (self.service.annotations.as_ref())
-                .is_some_and(|annotations| annotations.topology_keys.is_some()),
-        };
-        for (address, endpoint) in self.candidates(&detail) {
+        for surveyed in self.survey(&detail) {
+            let address = surveyed.address;
             let selected = find_endpoint(planned, address.ip(), address.port());
-            let reason = rotation::reason(endpoint, selected, choice);
             let found = EndpointDetail {
-                location: Some(endpoint.location.clone()),
+                reason: rotation::reason(&surveyed),
+                location: Some(surveyed.endpoint.location),
                 weight: selected.map(|it| it.weight),
-                reason,
                 ..EndpointDetail::at(address)
             };
-            // While an endpoint moves between slices, both may have it.
-            let known = endpoints
-                .entry(address)
-                .or_insert_with(|| EndpointDetail::at(address));
-            if known.location.is_none() || reason.is_none() {
-                *known = found;
-            }
+            endpoints.insert(address, found);
         }
         for (address, until) in &serving.draining {
             let known = endpoints
@@ -283,22 +273,23 @@ impl DetailBuilder<'_> {
         self.detail.frontends.push(detail);
     }
 
-    /// Returns the endpoints that the slices have for a frontend.
-    fn candidates(&self, detail: &FrontendDetail) -> Vec<(SocketAddr, &Endpoint)> {
+    /// Returns the endpoints that the slices have for a frontend, as the planner judges them.
+    fn survey(&self, detail: &FrontendDetail) -> Vec<Surveyed> {
         let (family, protocol) = (detail.frontend.family(), detail.frontend.protocol);
-        let mut candidates = Vec::new();
-        for slice in self.planned.snapshot.slices(&self.service.name) {
-            let mut ports = slice.ports.iter();
-            let wanted = (&detail.port, protocol);
-            let is_wanted = |port: &&SlicePort| (&port.name, port.protocol) == wanted;
-            let Some(port) = ports.find(is_wanted) else {
-                continue;
-            };
-            let of_family = |endpoint: &&Endpoint| Family::from(endpoint.address) == family;
-            let found = slice.endpoints.iter().filter(of_family);
-            candidates.extend(found.map(|it| (SocketAddr::new(it.address, port.port), it)));
-        }
-        candidates
+        let is_wanted =
+            |port: &&ServicePort| (&port.name, port.protocol) == (&detail.port, protocol);
+        let port = self.service.ports.iter().find(is_wanted);
+        let (snapshot, config) = (self.planned.snapshot, self.planned.config());
+        let survey = |port| {
+            survey(
+                snapshot,
+                config,
+                (self.service, port),
+                family,
+                detail.policy,
+            )
+        };
+        port.map(survey).unwrap_or_default()
     }
 }
 
