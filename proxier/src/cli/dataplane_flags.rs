@@ -77,8 +77,7 @@ impl PlannedDataplaneFlag {
             Some(PlannedDataplane::Userspace) => DataplaneKind::Userspace,
             Some(PlannedDataplane::Nftables) => DataplaneKind::Nftables,
             Some(PlannedDataplane::Ipvs) => DataplaneKind::Ipvs,
-            None if settings.is_nftables => DataplaneKind::Nftables,
-            None => DataplaneKind::Ipvs,
+            None => DataplaneKind::configured(settings),
         }
     }
 }
@@ -95,6 +94,14 @@ pub(super) enum DataplaneKind {
 }
 
 impl DataplaneKind {
+    /// Returns the one that serves without a flag of ours.
+    fn configured(settings: &NodeSettings) -> Self {
+        match settings.is_nftables {
+            true => Self::Nftables,
+            false => Self::Ipvs,
+        }
+    }
+
     /// Returns the mode of kube-proxy that does the same. It has none that relays.
     pub(super) fn mode(self) -> &'static str {
         match self {
@@ -144,16 +151,11 @@ impl DataplaneFlags {
             linux.check_permission()?;
             Ok(linux)
         };
-        let default = if settings.is_nftables {
-            DataplaneFlag::Nftables
-        } else {
-            DataplaneFlag::Ipvs
-        };
-        match self.dataplane.unwrap_or(default) {
-            DataplaneFlag::Nftables => Ok(Chosen::Nftables),
-            DataplaneFlag::Userspace => Ok(Chosen::Userspace),
-            DataplaneFlag::Ipvs => Ok(Chosen::Ipvs(Box::new(node.open_kernel()?))),
-            DataplaneFlag::Auto => match usable() {
+        match self.asked(settings) {
+            Some(DataplaneKind::Nftables) => Ok(Chosen::Nftables),
+            Some(DataplaneKind::Userspace) => Ok(Chosen::Userspace),
+            Some(DataplaneKind::Ipvs) => Ok(Chosen::Ipvs(Box::new(node.open_kernel()?))),
+            None => match usable() {
                 Ok(linux) => Ok(Chosen::Ipvs(Box::new(linux))),
                 Err(reason) => {
                     tracing::warn!("serving in userspace, because IPVS cannot be used: {reason}");
@@ -163,11 +165,21 @@ impl DataplaneFlags {
         }
     }
 
+    /// Returns the dataplane that flags and settings name; `None` for `auto`.
+    fn asked(&self, settings: &NodeSettings) -> Option<DataplaneKind> {
+        Some(match self.dataplane {
+            Some(DataplaneFlag::Auto) => return None,
+            Some(DataplaneFlag::Ipvs) => DataplaneKind::Ipvs,
+            Some(DataplaneFlag::Nftables) => DataplaneKind::Nftables,
+            Some(DataplaneFlag::Userspace) => DataplaneKind::Userspace,
+            None => DataplaneKind::configured(settings),
+        })
+    }
+
     /// Returns the dataplane that a kernel is prepared for. A kernel that serves no IPVS needs the settings of nftables only.
     pub(super) fn kernel_kind(&self, settings: &NodeSettings) -> DataplaneKind {
-        match self.dataplane {
-            Some(DataplaneFlag::Nftables) => DataplaneKind::Nftables,
-            None if settings.is_nftables => DataplaneKind::Nftables,
+        match self.asked(settings) {
+            Some(DataplaneKind::Nftables) => DataplaneKind::Nftables,
             _ => DataplaneKind::Ipvs,
         }
     }
