@@ -92,6 +92,8 @@ pub struct Daemon<D: Dataplane> {
     begins_to_wait: bool,
     /// Whether a message arrived since the last round.
     has_message: bool,
+    /// Whether a client waits for an answer about the node.
+    is_asked: bool,
     /// Whether another program changed our packet rules or local routes since the last round.
     has_tampering: bool,
     /// When the last round was made, in time since boot; `None` before the first.
@@ -117,6 +119,7 @@ impl<D: Dataplane> Daemon<D> {
             gate: Gate::new(nodes),
             begins_to_wait: false,
             has_message: false,
+            is_asked: false,
             has_tampering: false,
             last_round: None,
             next_resync: Duration::ZERO,
@@ -234,17 +237,14 @@ impl<D: Dataplane> Daemon<D> {
             Err(RecvTimeoutError::Disconnected) => return ControlFlow::Break(false),
         };
         // One round handles all queued messages. Without the limit, an endless stream would delay it.
-        let mut is_asked = false;
         for message in std::iter::once(first).chain(messages.try_iter().take(QUEUE_LENGTH)) {
-            // Once for all of a batch, so that clients who ask again and again delay no round.
-            if matches!(message, Message::Inquiry) {
-                is_asked = true;
-            } else if !self.receive(message) {
+            if !self.receive(message) {
                 return ControlFlow::Break(false);
             }
         }
-        if is_asked {
-            self.receive(Message::Inquiry);
+        // Once for all of a batch, so that clients who ask again and again delay no round.
+        if std::mem::take(&mut self.is_asked) {
+            self.chores.iter_mut().for_each(|it| it.look(&self.proxier));
         }
         match self.due().is_some_and(|due| due <= now) {
             true => ControlFlow::Break(true),
@@ -254,12 +254,8 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Receives a message. Returns `false` if it requests a stop.
     pub fn receive(&mut self, message: Message) -> bool {
-        // Nothing changed, so no round is due.
-        if matches!(message, Message::Inquiry) {
-            self.chores.iter_mut().for_each(|it| it.look(&self.proxier));
-            return true;
-        }
-        self.has_message = true;
+        // After a question, nothing has changed, so no round is due.
+        self.has_message |= !matches!(message, Message::Inquiry);
         self.chores.iter_mut().for_each(|it| it.receive(&message));
         match message {
             Message::Event(event) => {
@@ -292,7 +288,7 @@ impl<D: Dataplane> Daemon<D> {
                     self.has_tampering = true;
                 }
             }
-            Message::Inquiry => {}
+            Message::Inquiry => self.is_asked = true,
             Message::Stop => return false,
         }
         true
