@@ -1,22 +1,19 @@
 //! The kernel's answers to "by which device does a packet to this address leave".
 //!
-//! Layouts and numbers from `include/uapi/linux/rtnetlink.h` and `if_link.h`.
+//! Layouts from `include/uapi/linux/rtnetlink.h` and `if_link.h`.
 
 use std::net::IpAddr;
 
-use netlink::attr::{Writer, find};
+use netlink::Result;
+use netlink::attr::{Writer, attributes, find};
 use netlink::transport::{Transport, protocols};
-use netlink::{Error, Result};
 use rustix::io::Errno;
 
-const RTM_GETLINK: u16 = 18;
-const RTM_GETROUTE: u16 = 26;
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
-const RTA_DST: u16 = 1;
-const RTA_OIF: u16 = 4;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_MTU: u16 = 4;
+use crate::dataplane::ipvs::linux::link::{IFLA_IFNAME, IFLA_MTU, RTM_GETLINK};
+use crate::dataplane::ipvs::linux::rtnetlink::{
+    AF_INET, AF_INET6, RTA_DST, RTA_OIF, RTM_GETROUTE, split, write_address,
+};
+
 /// The length of `struct rtmsg`.
 const ROUTE_HEADER: usize = 12;
 /// The length of `struct ifinfomsg`.
@@ -50,17 +47,15 @@ impl Routes {
             let mut header = [0; ROUTE_HEADER];
             header[..2].copy_from_slice(&[family, bits]);
             writer.header(&header);
-            match address {
-                IpAddr::V4(v4) => writer.bytes(RTA_DST, &v4.octets()),
-                IpAddr::V6(v6) => writer.bytes(RTA_DST, &v6.octets()),
-            }
+            write_address(writer, RTA_DST, address);
         };
         let answer = self
             .0
             .query(RTM_GETROUTE, "looking up a route", body, |message| {
-                let attributes =
-                    netlink::attr::attributes(contents(message.payload, ROUTE_HEADER)?);
-                find(attributes, RTA_OIF)?.map(|it| it.u32()).transpose()
+                let (_, contents) = split::<ROUTE_HEADER>(message.payload)?;
+                find(attributes(contents), RTA_OIF)?
+                    .map(|it| it.u32())
+                    .transpose()
             });
         match answer {
             // Also the answers of routes of types unreachable, prohibit and blackhole.
@@ -79,12 +74,11 @@ impl Routes {
         };
         self.0
             .query(RTM_GETLINK, "reading a device", body, |message| {
-                let contents = contents(message.payload, LINK_HEADER)?;
-                let attributes = || netlink::attr::attributes(contents);
-                let name = find(attributes(), IFLA_IFNAME)?
+                let (_, contents) = split::<LINK_HEADER>(message.payload)?;
+                let name = find(attributes(contents), IFLA_IFNAME)?
                     .map(|it| it.string())
                     .transpose()?;
-                let mtu = find(attributes(), IFLA_MTU)?
+                let mtu = find(attributes(contents), IFLA_MTU)?
                     .map(|it| it.u32())
                     .transpose()?;
                 Ok(Route {
@@ -103,10 +97,4 @@ fn is_missing(errno: Errno) -> bool {
         Errno::INVAL,
     ];
     all.contains(&errno)
-}
-
-fn contents(payload: &[u8], header: usize) -> Result<&[u8]> {
-    payload.get(header..).ok_or(Error::Malformed {
-        what: "an rtnetlink message without its header",
-    })
 }

@@ -23,7 +23,7 @@ use crate::util::conditions::{Coverage, LastingConditions};
 mod addresses;
 mod answer_routes;
 mod counters;
-mod link;
+pub(crate) mod link;
 mod link_addresses;
 pub(crate) mod monitor;
 mod mtu;
@@ -31,7 +31,7 @@ mod next_hops;
 mod notice_filter;
 mod revival;
 mod routing_rules;
-mod rtnetlink;
+pub(crate) mod rtnetlink;
 mod tunnels;
 mod virtual_servers;
 

@@ -279,16 +279,9 @@ impl DetailBuilder<'_> {
         let is_wanted =
             |port: &&ServicePort| (&port.name, port.protocol) == (&detail.port, protocol);
         let port = self.service.ports.iter().find(is_wanted);
-        let (snapshot, config) = (self.planned.snapshot, self.planned.config());
-        let survey = |port| {
-            survey(
-                snapshot,
-                config,
-                (self.service, port),
-                family,
-                detail.policy,
-            )
-        };
+        let standings = &self.planned.machine.standings;
+        let view = (self.planned.snapshot, self.planned.config(), standings);
+        let survey = |port| survey(view, (self.service, port), family, detail.policy);
         port.map(survey).unwrap_or_default()
     }
 }

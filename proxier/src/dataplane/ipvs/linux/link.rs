@@ -14,10 +14,11 @@ use crate::dataplane::ipvs::op::CARRIER;
 
 pub(super) const RTM_NEWLINK: u16 = 16;
 pub(super) const RTM_DELLINK: u16 = 17;
-pub(super) const RTM_GETLINK: u16 = 18;
+pub(crate) const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
 
-pub(super) const IFLA_IFNAME: u16 = 3;
+pub(crate) const IFLA_IFNAME: u16 = 3;
+pub(crate) const IFLA_MTU: u16 = 4;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_IFALIAS: u16 = 20;

@@ -12,11 +12,12 @@ use netlink::Result;
 use netlink::attr::{Writer, attributes};
 use netlink::transport::Transport;
 
-use super::link::{IFF_UP, IFLA_EXT_MASK, IFLA_IFNAME, RTEXT_FILTER_SKIP_STATS, RTM_GETLINK};
+use super::link::{
+    IFF_UP, IFLA_EXT_MASK, IFLA_IFNAME, IFLA_MTU, RTEXT_FILTER_SKIP_STATS, RTM_GETLINK,
+};
 use super::rtnetlink::split;
 use crate::dataplane::ipvs::op::CARRIER;
 
-const IFLA_MTU: u16 = 4;
 /// The type of `lo`, from `include/uapi/linux/if_arp.h`.
 const ARPHRD_LOOPBACK: u16 = 772;
 

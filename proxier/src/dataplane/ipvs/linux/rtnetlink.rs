@@ -14,11 +14,11 @@ pub(super) const RTM_DELADDR: u16 = 21;
 pub(super) const RTM_GETADDR: u16 = 22;
 pub(super) const RTM_NEWROUTE: u16 = 24;
 pub(super) const RTM_DELROUTE: u16 = 25;
-pub(super) const RTM_GETROUTE: u16 = 26;
+pub(crate) const RTM_GETROUTE: u16 = 26;
 
 const AF_UNSPEC: u8 = 0;
-pub(super) const AF_INET: u8 = 2;
-pub(super) const AF_INET6: u8 = 10;
+pub(crate) const AF_INET: u8 = 2;
+pub(crate) const AF_INET6: u8 = 10;
 
 /// The protocol of the routes that the kernel makes for the addresses of interfaces.
 pub(super) const RTPROT_KERNEL: u8 = 2;
@@ -31,8 +31,8 @@ pub(super) const RTN_LOCAL: u8 = 2;
 
 pub(super) const RTN_UNICAST: u8 = 1;
 
-const RTA_DST: u16 = 1;
-pub(super) const RTA_OIF: u16 = 4;
+pub(crate) const RTA_DST: u16 = 1;
+pub(crate) const RTA_OIF: u16 = 4;
 const RTA_PRIORITY: u16 = 6;
 const RTA_PREFSRC: u16 = 7;
 const RTA_METRICS: u16 = 8;
@@ -261,7 +261,7 @@ fn family(address: IpAddr) -> (u8, u8) {
     }
 }
 
-fn write_address(writer: &mut Writer<'_>, kind: u16, address: IpAddr) {
+pub(crate) fn write_address(writer: &mut Writer<'_>, kind: u16, address: IpAddr) {
     match address {
         IpAddr::V4(v4) => writer.bytes(kind, &v4.octets()),
         IpAddr::V6(v6) => writer.bytes(kind, &v6.octets()),
@@ -277,7 +277,7 @@ pub(super) fn read_address(attribute: &Attribute<'_>, family: u8) -> Result<Opti
 }
 
 /// Splits the fixed header from a message.
-pub(super) fn split<const N: usize>(payload: &[u8]) -> Result<([u8; N], &[u8])> {
+pub(crate) fn split<const N: usize>(payload: &[u8]) -> Result<([u8; N], &[u8])> {
     let split = payload
         .split_first_chunk::<N>()
         .map(|(header, rest)| (*header, rest));
