@@ -26,7 +26,9 @@ pub struct RulesWatch {
 }
 
 /// Whether a change of another table matters: the kind of its message, and its payload.
-struct Relevance(Box<dyn Fn(u16, &[u8]) -> bool + Send>);
+type IsRelevant = dyn Fn(u16, &[u8]) -> bool + Send;
+
+struct Relevance(Box<IsRelevant>);
 
 impl fmt::Debug for Relevance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -149,7 +151,7 @@ impl SeenTransaction {
         &mut self,
         notice: &Notice<'_>,
         table: &str,
-        is_relevant: &dyn Fn(u16, &[u8]) -> bool,
+        is_relevant: &IsRelevant,
     ) -> [Option<Tampering>; 2] {
         if notice.kind >> 8 != NFNL_SUBSYS_NFTABLES {
             return [None, None];

@@ -103,6 +103,7 @@ impl Scene {
             "peers" => {
                 let list = |key| addresses(&words.list(key)).into();
                 self.machine.peers.next_hops = list("via");
+                self.machine.peers.tunnel_ends = list("tunnel");
                 self.machine.peers.api_servers = list("api");
             }
             "node" if words.bare[0] == HERE => {
