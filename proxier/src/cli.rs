@@ -15,6 +15,7 @@ use crate::cluster::model::{Cidr, Weights};
 use crate::dataplane::ipvs::filter;
 use crate::dataplane::ipvs::ledger::{LedgerFile, LedgerLock, LockError};
 use crate::dataplane::ipvs::linux::Linux;
+use crate::host;
 use crate::plan::{self, PlanConfig};
 use crate::sources::events::EventTimes;
 use crate::sources::message::Message;
@@ -310,7 +311,8 @@ struct StateFlags {
 impl StateFlags {
     /// Returns whether the ledger or the packet rules show that an earlier process programmed IPVS.
     fn shows_ipvs(&self) -> anyhow::Result<bool> {
-        Ok(self.state_file.exists() || RulesClient::open(filter::TABLE)?.exists()?)
+        let has_rules = || anyhow::Ok(RulesClient::open(filter::TABLE)?.exists()?);
+        Ok(self.state_file.exists() || host::has_nfnetlink()? && has_rules()?)
     }
 
     /// Returns the socket beside it, through which `top` asks the process.
