@@ -19,6 +19,9 @@ use crate::cluster::model::{Cidr, Family, Networks, Protocol};
 /// The name of the table. The kernel deletes it with the socket that made it; kernels before 5.12 do not.
 pub(crate) const TABLE: &str = "ipvs-proxier-trace";
 
+/// The begin of the names of our tables.
+const OURS: &str = "ipvs-proxier";
+
 /// The most packets of a trace. Then it ends, so that a client with many packets costs little.
 const MOST_PACKETS: usize = 64;
 
@@ -122,7 +125,7 @@ pub(crate) struct Course {
     pub(crate) since: Instant,
     /// The hooks where it was seen, with its addresses there.
     pub(crate) hops: Vec<Hop>,
-    /// The rules of all programs that decided about it, with their verdicts; the first ones only.
+    /// The rules of other programs that decided about it, and one of ours that dropped it; the first ones only.
     pub(crate) rules: Vec<String>,
     /// What dropped it.
     pub(crate) dropped_by: Option<Dropping>,
@@ -346,7 +349,10 @@ impl Course {
             TracedVerdict::Chain(name) => format!("sends it to chain {name}"),
             TracedVerdict::Continue | TracedVerdict::Other => "takes it".to_owned(),
         };
+        // Ours are told by the other steps.
+        let is_foreign = !chain.table.starts_with(OURS) || traced.verdict == TracedVerdict::Drop;
         if let Some(rule) = traced.rule
+            && is_foreign
             && traced.verdict != TracedVerdict::Continue
             && self.rules.len() < MOST_RULES
         {

@@ -328,7 +328,7 @@ fn settings_and_routes_are_named() {
         let words = "the kernel may give port 30080 to a connection of a process of this node";
         scene.check(&case("14", ("ext", NODE_PORT), "answered", words));
         ext.serve_tcp(9_000);
-        assert!(connects_from(30_099), "any other port");
+        assert!(connects_from(30_100), "any other port");
         assert!(!connects_from(30_080));
         set("ipv4/ip_local_reserved_ports", "22,30000-32767");
         scene.check(&case("14: reserved", ("ext", NODE_PORT), "answered", ""));

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use lab::net::Answer;
 use serde_json::Value;
 
+use super::page;
 use super::scene::Scene;
 
 const TABLE: &str = "ipvs-proxier-trace";
@@ -86,6 +87,7 @@ fn assert_first(explained: &Value, words: &str) {
 fn packets_are_watched_through_ipvs() {
     lab::test(|| {
         let scene = Scene::new("ipvs");
+        page_shows_it(&scene);
         let (explained, answer) = scene.watch("ext", ONE_NODE_PORT, "1");
         assert!(answer.backend().is_some(), "{answer}");
         assert_eq!(explained["verdict"]["outcome"], "answered");
@@ -99,18 +101,11 @@ fn packets_are_watched_through_ipvs() {
                 "203.0.113.9 to 172.18.0.2:30081: prerouting by ext0, input, output to 10.244.1.2:8080, postrouting by \
                  veth-pod1",
                 "forward",
-                "IPVS has 1 connections of the client",
-                "connection tracking has 1 connections of the client",
+                "IPVS has 2 connections of the client",
+                "connection tracking has 2 connections of the client",
             ],
         );
-        // Nobody asks.
-        let child = scene.begin_watch(("203.0.113.9", NODE_PORT), "1");
-        let output = child.wait_with_output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        assert!(
-            text.contains("answered by 2 endpoints") && text.contains("[X060]"),
-            "{text}"
-        );
+        nobody_asks(&scene);
         // 1, 11: a rule that cannot be evaluated beforehand.
         scene.nft("table inet fw { chain c { type filter hook input priority 0; policy drop; meta length > 60000 accept; }\n}");
         let (explained, answer) = scene.watch("ext", NODE_PORT, "1");
@@ -175,6 +170,59 @@ fn packets_are_watched_through_ipvs() {
         left_behind(&scene);
         nothing_is_left(&scene);
     });
+}
+
+/// A watch needs CAP_NET_ADMIN only, and changes nothing.
+fn nobody_asks(scene: &Scene) {
+    let state = || {
+        let rules = scene.on_node("/usr/sbin/nft --stateless list ruleset");
+        rules
+            + &scene.on_node("ip route show table all")
+            + &scene.on_node("ipvsadm --save --numeric")
+    };
+    let before = state();
+    let mut command = scene.command("explain");
+    command.args(["203.0.113.9", NODE_PORT, "--watch", "1"]);
+    let mut bare = Command::new("setpriv");
+    bare.args(["--bounding-set", "-all,+net_admin"]);
+    bare.arg(command.get_program()).args(command.get_args());
+    let output = bare.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let failed = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        text.contains("answered by 2 endpoints") && text.contains("[X060]"),
+        "{text}{failed}"
+    );
+    assert_eq!(state(), before);
+}
+
+/// The page shows a watch as it is; only numbers differ from one to the next.
+fn page_shows_it(scene: &Scene) {
+    let [(command, shown)] = page::examples("# ipvs-proxier explain --watch")[..] else {
+        panic!("the page has one example of a watch");
+    };
+    let mut words = command.strip_suffix(" ..").unwrap().split(' ').skip(2);
+    let (from, to) = (words.next().unwrap(), words.next().unwrap());
+    let mut watch = scene.command("explain");
+    watch
+        .args([from, to, "--watch", "1"])
+        .stdout(Stdio::piped());
+    let child = scene.trace(&mut watch);
+    let mut connection = scene.cluster.ext.connect(to).unwrap();
+    assert!(connection.ask().backend().is_some());
+    let printed = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    let without_numbers = |text: &str| -> Vec<String> {
+        let number = |it: char| it.is_ascii_digit();
+        let lines = text
+            .lines()
+            .map(|line| line.split(number).collect::<Vec<_>>().concat());
+        lines.collect()
+    };
+    assert_eq!(
+        without_numbers(&printed),
+        without_numbers(shown),
+        "{printed}"
+    );
 }
 
 /// 8: a DNS client keeps its flow to an endpoint that another program removed.
