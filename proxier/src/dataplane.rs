@@ -8,7 +8,7 @@
 //!
 //! The first two build their rules from the same pieces (`packet_rules`).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::cluster::model::ObjectName;
 use crate::cluster::problem::Problem;
 use crate::cluster::store::{Snapshot, Touched};
 use crate::plan::frontend::Frontend;
-use crate::plan::{Capabilities, Changed, Desired, Machine, PlanConfig, Planner};
+use crate::plan::{Answers, Capabilities, Changed, Desired, Machine, PlanConfig, Planner};
 
 pub(crate) mod answer_path;
 mod applied;
@@ -90,6 +90,9 @@ impl<'a> Planned<'a> {
             .collect()
     }
 }
+
+/// What endpoints got and gave, by address.
+pub(crate) type Tally = BTreeMap<IpAddr, Answers>;
 
 /// How much a round compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,6 +215,15 @@ pub trait Dataplane {
     /// serve the node.
     fn has_written_rules(&self) -> bool {
         true
+    }
+
+    /// Reads what the endpoints of these frontends got and gave, in total, by address; `None` if nothing counts it.
+    ///
+    /// # Errors
+    /// If the kernel cannot be read.
+    fn answers(&mut self, frontends: &[Frontend]) -> Result<Option<Tally>, Failure> {
+        let _ = frontends;
+        Ok(None)
     }
 
     /// Returns when a round has work even without an event, in time since boot.

@@ -161,6 +161,8 @@ pub struct Capabilities {
     pub unsupported: BTreeSet<Protocol>,
     /// What its relay can do; `None` if no process relays connections, so that the options of relays have no effect.
     pub relay: Option<RelayAbilities>,
+    /// Whether it cannot count the answers of endpoints, so that passive health has no effect.
+    pub lacks_answers: bool,
     /// Whether affinity with a timeout works everywhere. With IPVS it does not for clients inside the cluster at frontends
     /// with policy Local, nor at port 21 of this node's addresses.
     pub has_full_affinity: bool,
@@ -169,6 +171,22 @@ pub struct Capabilities {
     /// Addresses at which an earlier process served node ports; used until the Node object arrives.
     /// Without them, `--nodeport-addresses=primary` would delete all node ports until then.
     pub node_port_addresses: BTreeSet<IpAddr>,
+}
+
+/// What an endpoint got and gave, as a dataplane counts it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answers {
+    /// Its new connections.
+    pub connections: u64,
+    /// Its packets to clients.
+    pub packets: u64,
+}
+
+impl std::ops::AddAssign for Answers {
+    fn add_assign(&mut self, more: Self) {
+        self.connections += more.connections;
+        self.packets += more.packets;
+    }
 }
 
 /// What a relay can do.

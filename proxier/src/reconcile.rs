@@ -31,11 +31,13 @@ mod newcomers;
 mod node;
 mod problems;
 mod round;
+mod silence;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use newcomers::{Newcomers, Start};
 use problems::KnownProblems;
+use silence::Silence;
 
 /// The proxy of one node: the cluster, the plan, and the dataplane that serves it.
 #[derive(Debug)]
@@ -54,6 +56,7 @@ struct Cluster {
     planner: Planner,
     machine: Machine,
     newcomers: Newcomers,
+    silence: Silence,
 }
 
 impl Cluster {
@@ -105,6 +108,7 @@ impl<D: Dataplane> Proxier<D> {
                 planner: Planner::new(config),
                 machine: Machine::default(),
                 newcomers: Newcomers::default(),
+                silence: Silence::default(),
             },
             health_ports: BTreeSet::new(),
             known_problems: None,
@@ -224,7 +228,10 @@ impl<D: Dataplane> Proxier<D> {
     /// the ledger or of rules to try again, flows to sweep, missing schedulers to ask for again, or the end of a slow start.
     pub fn next_due(&self) -> Option<Duration> {
         let due = self.dataplane.next_due().into_iter();
-        due.chain(self.cluster.newcomers.due()).min()
+        let Cluster {
+            newcomers, silence, ..
+        } = &self.cluster;
+        due.chain(newcomers.due()).chain(silence.due()).min()
     }
 
     /// Programs the changes since the last round, and the work that is due.

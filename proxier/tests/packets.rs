@@ -33,6 +33,7 @@ mod packets {
     pub(super) mod scene;
     mod sctp;
     pub(super) mod services;
+    mod silence;
     mod source_nat;
     mod stale;
     mod starts;

@@ -117,6 +117,8 @@ impl Meter {
         let addresses = desired.addresses.len();
         series.service_addresses.set(addresses as f64);
         series.draining.set(counts.draining as f64);
+        let silent = proxier.machine().standings.count_silent();
+        series.silent.set(silent as f64);
         if round.extent == Extent::All {
             // A walk over the whole plan is cheap beside a resync, but not beside the round of one event.
             let destinations = dataplane.destinations(proxier.planned());

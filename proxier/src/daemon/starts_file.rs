@@ -103,3 +103,31 @@ impl<D: Dataplane> Chore<D> for StartsFile {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::model::ObjectName;
+
+    #[test]
+    fn new_endpoints_are_read_as_written_and_a_damaged_file_has_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = StartsFile::new(directory.path().join("state.starts"));
+        let starts = [("10.0.0.1", 1_500, true), ("fd00::1", 2_500, false)];
+        let starts = starts.map(|(address, until, is_slow)| {
+            let until = Duration::from_millis(until);
+            let service = ObjectName::new("default", "web");
+            (service, address.parse().unwrap(), Start { until, is_slow })
+        });
+        let list = |newcomers: &Newcomers| {
+            let all = newcomers.all();
+            all.map(|(name, address, start)| (name.clone(), address, start))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(list(&StartsFile::read(&file.path)), []);
+        file.write(&Newcomers::remembering(starts.clone())).unwrap();
+        assert_eq!(list(&StartsFile::read(&file.path)), starts);
+        std::fs::write(&file.path, "[{\"service\":").unwrap();
+        assert_eq!(list(&StartsFile::read(&file.path)), []);
+    }
+}

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::userspace::{self, Userspace};
-use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned, Serving};
+use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned, Serving, Tally};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::plan::frontend::Frontend;
@@ -192,6 +192,10 @@ impl<D: Dataplane> Dataplane for Beside<D> {
 
     fn has_written_rules(&self) -> bool {
         self.main.has_written_rules()
+    }
+
+    fn answers(&mut self, frontends: &[Frontend]) -> Result<Option<Tally>, Failure> {
+        self.main.answers(frontends)
     }
 
     fn next_due(&self) -> Option<Duration> {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use ipvs_netlink as ipvs;
 
 use self::ledger::{Ledger, LedgerFile, Territory};
-use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned, Serving};
+use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned, Serving, Tally};
 use crate::cluster::model::{Cidr, Family};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
@@ -372,6 +372,22 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
 
     fn has_written_rules(&self) -> bool {
         self.filter().is_none_or(Filter::is_in_step)
+    }
+
+    fn answers(&mut self, frontends: &[Frontend]) -> Result<Option<Tally>, Failure> {
+        let mut tally = Tally::new();
+        for frontend in frontends {
+            let keys = [
+                Some(ipvs::ServiceKey::from(*frontend)),
+                self.marks.of(frontend),
+            ];
+            for key in keys.iter().flatten() {
+                (self.kernel).answers(key, &mut |address, more| {
+                    *tally.entry(address).or_default() += more;
+                })?;
+            }
+        }
+        Ok(Some(tally))
     }
 
     fn next_due(&self) -> Option<Duration> {

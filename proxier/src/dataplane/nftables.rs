@@ -120,6 +120,7 @@ impl Nftables {
             owners: Arc::new(Owners::new(0)),
             capabilities: Capabilities {
                 has_full_affinity: true,
+                lacks_answers: true,
                 ..Capabilities::default()
             },
             config,

@@ -97,6 +97,7 @@ impl Userspace {
                 // The relay could not keep SCTP's associations of several addresses.
                 unsupported: [Protocol::Sctp].into(),
                 has_full_affinity: true,
+                lacks_answers: true,
                 ..Capabilities::default()
             },
             inside: Arc::new(inside),

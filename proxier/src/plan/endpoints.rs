@@ -52,10 +52,14 @@ impl EndpointSets {
         (topology, weighing): (&Topology<'_>, Weighing<'_>),
     ) -> Self {
         let keys = topology_keys(service);
-        let weigh = |(address, endpoint): Candidate<'_>| SelectedEndpoint {
-            address: address.ip(),
-            port: address.port(),
-            weight: weighing.weight(endpoint, topology),
+        let weigh = |selected: Vec<Candidate<'_>>| {
+            let weighing = weighing.among(selected.iter().map(|it| it.1), topology);
+            let weigh = |(address, endpoint): Candidate<'_>| SelectedEndpoint {
+                address: address.ip(),
+                port: address.port(),
+                weight: weighing.weight(endpoint, topology),
+            };
+            selected.into_iter().map(weigh).collect()
         };
         let all = candidates(slices, port, family);
         let selected = |policy| {
@@ -66,8 +70,8 @@ impl EndpointSets {
         let local = selected(TrafficPolicy::Local);
         Self {
             is_local_ready: local.iter().any(|(_, endpoint)| endpoint.is_ready),
-            cluster: cluster.into_iter().map(weigh).collect(),
-            local: local.into_iter().map(weigh).collect(),
+            cluster: weigh(cluster),
+            local: weigh(local),
         }
     }
 }

@@ -12,6 +12,7 @@ const SCHEDULER: &str = "metadata.annotations[ipvs-proxier.io/scheduler]";
 const SCHEDULER_FLAGS: &str = "metadata.annotations[ipvs-proxier.io/scheduler-flags]";
 const WEIGHTS: &str = "metadata.annotations[ipvs-proxier.io/weights]";
 const SLOW_START: &str = "metadata.annotations[ipvs-proxier.io/slow-start]";
+const PASSIVE_HEALTH: &str = "metadata.annotations[ipvs-proxier.io/passive-health]";
 const TOPOLOGY_KEYS: &str = "metadata.annotations[ipvs-proxier.io/topology-keys]";
 
 /// The options that all frontends of a Service share.
@@ -77,6 +78,12 @@ impl ServiceOptions {
                 "{UNHEEDED}; request one that can with ipvs-proxier.io/scheduler, such as twos, wlc or mh"
             );
             report(SLOW_START, name, message);
+        }
+        if let Some(count) = annotations.passive_health
+            && context.capabilities.lacks_answers
+        {
+            let message = "needs the dataplane ipvs, which counts the answers of endpoints; it has no effect on this node";
+            report(PASSIVE_HEALTH, &count.to_string(), message.to_owned());
         }
         let topology = context.topology();
         for (key, _) in weights.into_iter().flat_map(|weights| &weights.near) {

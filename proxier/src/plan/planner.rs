@@ -132,6 +132,12 @@ impl Planner {
         footprint.is_some_and(|footprint| footprint.rare().elsewhere.contains(address))
     }
 
+    /// Returns the frontends that `service` asks for.
+    pub(crate) fn frontends_of(&self, service: &ObjectName) -> &[Frontend] {
+        let footprint = self.footprints.get(service);
+        footprint.map_or(&[], |footprint| &footprint.frontends)
+    }
+
     /// Returns the operator's choices.
     pub fn config(&self) -> &PlanConfig {
         &self.config

@@ -87,6 +87,7 @@ pub(super) fn requirements(service: &Service, context: &Context<'_>) -> Requirem
         builder.make_local(address);
     }
     builder.check_sources();
+    builder.report_silence();
     let mut requirements = builder.requirements;
     let siblings = requirements.frontends.len().next_power_of_two();
     for (_, plan) in &mut requirements.frontends {
@@ -349,6 +350,17 @@ impl RequirementsBuilder<'_> {
                 "client",
                 message.to_owned(),
             ));
+        }
+    }
+
+    /// Reports endpoints that do not answer.
+    fn report_silence(&mut self) {
+        let (service, context) = (self.service, self.context);
+        let silent = context.machine.standings.silent_of(&service.name);
+        for address in silent.into_iter().flatten() {
+            let message = "answered none of its last connections from this node, and gets no new ones for a while unless no \
+                           other endpoint is left (ipvs-proxier.io/passive-health)";
+            self.problem("endpoints", address, message.to_owned());
         }
     }
 

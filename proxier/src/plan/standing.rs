@@ -14,22 +14,33 @@ use crate::cluster::model::{ObjectName, Service};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standings {
     /// The new endpoints of Services with slow start.
-    new: Arc<BTreeMap<ObjectName, Arc<BTreeSet<IpAddr>>>>,
+    new: Marked,
+    /// The endpoints of Services with passive health that do not answer.
+    silent: Marked,
 }
+
+/// Endpoints of Services.
+type Marked = Arc<BTreeMap<ObjectName, Arc<BTreeSet<IpAddr>>>>;
 
 impl Standings {
     /// Replaces the new endpoints of a Service.
     pub fn set_new(&mut self, service: &ObjectName, endpoints: BTreeSet<IpAddr>) {
-        if self.new_of(service).is_some_and(|it| *it == endpoints)
-            || endpoints.is_empty() && !self.new.contains_key(service)
-        {
-            return;
-        }
-        let new = Arc::make_mut(&mut self.new);
-        match endpoints.is_empty() {
-            true => new.remove(service),
-            false => new.insert(service.clone(), Arc::new(endpoints)),
-        };
+        set(&mut self.new, service, endpoints);
+    }
+
+    /// Replaces the silent endpoints of a Service.
+    pub fn set_silent(&mut self, service: &ObjectName, endpoints: BTreeSet<IpAddr>) {
+        set(&mut self.silent, service, endpoints);
+    }
+
+    /// Returns the silent endpoints of a Service.
+    pub(crate) fn silent_of(&self, service: &ObjectName) -> Option<&BTreeSet<IpAddr>> {
+        self.silent.get(service).map(|it| &**it)
+    }
+
+    /// Returns the number of silent endpoints.
+    pub(crate) fn count_silent(&self) -> usize {
+        self.silent.values().map(|it| it.len()).sum()
     }
 
     /// Returns the new endpoints of a Service.
@@ -42,15 +53,29 @@ impl Standings {
     /// # Cost
     /// Linear in the Services with entries; nothing if the two share their memory.
     pub(super) fn differences(&self, other: &Self) -> Vec<ObjectName> {
-        if Arc::ptr_eq(&self.new, &other.new) {
+        if Arc::ptr_eq(&self.new, &other.new) && Arc::ptr_eq(&self.silent, &other.silent) {
             return Vec::new();
         }
-        let names: BTreeSet<&ObjectName> = self.new.keys().chain(other.new.keys()).collect();
+        let marked = [&self.new, &self.silent, &other.new, &other.silent].into_iter();
+        let names: BTreeSet<&ObjectName> = marked.flat_map(|marked| marked.keys()).collect();
+        let of = |it: &Self, name| (it.new.get(name).cloned(), it.silent.get(name).cloned());
         let differing = names
             .into_iter()
-            .filter(|name| self.new_of(name) != other.new_of(name));
+            .filter(|name| of(self, *name) != of(other, *name));
         differing.cloned().collect()
     }
+}
+
+fn set(marked: &mut Marked, service: &ObjectName, endpoints: BTreeSet<IpAddr>) {
+    let known = marked.get(service).map(|it| &**it);
+    if known == Some(&endpoints) || known.is_none() && endpoints.is_empty() {
+        return;
+    }
+    let marked = Arc::make_mut(marked);
+    match endpoints.is_empty() {
+        true => marked.remove(service),
+        false => marked.insert(service.clone(), Arc::new(endpoints)),
+    };
 }
 
 /// The schedulers with which slow start has no effect: those that ignore weights, those that always pick the heaviest, those
@@ -80,5 +105,6 @@ pub(crate) fn slow_start(service: &Service, config: &PlanConfig) -> Option<Durat
     let annotations = service.annotations.as_deref();
     let secs = annotations.and_then(|annotations| annotations.slow_start_secs);
     let own = secs.map(|secs| Duration::from_secs(secs.into()));
-    own.or(config.slow_start).filter(|it| !it.is_zero())
+    let wanted = own.or(config.slow_start).filter(|it| !it.is_zero());
+    wanted.filter(|_| heeds_slow_start(service, config))
 }

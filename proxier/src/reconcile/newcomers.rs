@@ -72,12 +72,12 @@ impl Newcomers {
         self.revision
     }
 
-    /// Returns all new endpoints.
+    /// Returns all new endpoints, also of Services that were not seen yet.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&ObjectName, IpAddr, Start)> {
-        let services = self.services.iter();
-        services.flat_map(|(name, it)| {
-            it.new
-                .iter()
+        let seen = self.services.iter().map(|(name, it)| (name, &it.new));
+        let each = seen.chain(&self.earlier);
+        each.flat_map(|(name, new)| {
+            new.iter()
                 .map(move |(address, start)| (name, *address, *start))
         })
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Cluster, Proxier};
+use super::{Cluster, Proxier, silence};
 use crate::cluster::store::Touched;
 use crate::dataplane::{Applied, Dataplane, Extent, Failure};
 use crate::plan::Changed;
@@ -56,6 +56,7 @@ impl<D: Dataplane> Proxier<D> {
         let touched = &self.cluster.input.touched;
         (self.dataplane).begin(self.cluster.planned(), touched, extent, now)?;
         let touched = std::mem::replace(&mut self.cluster.input.touched, Touched::none());
+        self.hear(now);
         self.plan(touched, now);
         Ok(())
     }
@@ -69,6 +70,28 @@ impl<D: Dataplane> Proxier<D> {
         Ok(())
     }
 
+    /// Reads what endpoints answered, if that is due. A failure only means that nothing is learnt this time.
+    fn hear(&mut self, now: Duration) {
+        let Cluster {
+            planner,
+            machine,
+            silence: ears,
+            ..
+        } = &mut self.cluster;
+        let (most, mut left) = silence::MOST;
+        for service in ears.take_due(now) {
+            let frontends = planner.frontends_of(&service);
+            let frontends = &frontends[..frontends.len().min(most)];
+            if frontends.len() > left {
+                break;
+            }
+            left -= frontends.len();
+            if let Ok(Some(tally)) = self.dataplane.answers(frontends) {
+                ears.hear(&service, (tally, now), &mut machine.standings);
+            }
+        }
+    }
+
     /// Plans the touched Services, until the dataplane can serve the plan.
     fn plan(&mut self, mut touched: Touched, now: Duration) {
         loop {
@@ -77,8 +100,10 @@ impl<D: Dataplane> Proxier<D> {
                 planner,
                 machine,
                 newcomers,
+                silence,
             } = &mut self.cluster;
             let standings = &mut machine.standings;
+            silence.follow(&input.snapshot, &touched, standings);
             newcomers.update(
                 &input.snapshot,
                 (&touched, now),

@@ -104,6 +104,17 @@ pub(crate) const WEIGHTS: &str = "weights";
 /// ```
 pub(crate) const SLOW_START: &str = "slow-start";
 
+/// After how many connections of this node in a row without an answer an endpoint gets no new ones for a while: a number
+/// from 1 to 1,000.
+///
+/// The pause is 10 s at first, and doubles up to five minutes while the endpoint stays silent. An endpoint is never left out
+/// if no other one is left. Only with IPVS, whose counters tell the answers.
+///
+/// ```yaml
+/// ipvs-proxier.io/passive-health: "3"
+/// ```
+pub(crate) const PASSIVE_HEALTH: &str = "passive-health";
+
 /// The drain time of a removed endpoint's TCP connections, in seconds from 0 to 86,400; 0 removes
 /// the endpoint at once.
 ///
@@ -169,11 +180,12 @@ pub(crate) const SOURCE_ADDRESS: &str = "source-address";
 pub(crate) const TOPOLOGY_KEYS: &str = "topology-keys";
 
 /// The names of all annotations, without the prefix.
-pub const ANNOTATIONS: [&str; 9] = [
+pub const ANNOTATIONS: [&str; 10] = [
     SCHEDULER,
     SCHEDULER_FLAGS,
     WEIGHTS,
     SLOW_START,
+    PASSIVE_HEALTH,
     DRAIN_SECONDS,
     IDLE_TIMEOUT,
     PROXY_PROTOCOL,
@@ -183,6 +195,8 @@ pub const ANNOTATIONS: [&str; 9] = [
 
 /// The longest accepted time: a day.
 const MAX_SECS: u32 = 86_400;
+/// The largest number of connections without an answer.
+const MAX_UNANSWERED: u32 = 1_000;
 /// The longest scheduler name: the kernel's `IP_VS_SCHEDNAME_MAXLEN` less the final NUL.
 const MAX_SCHEDULER: usize = 15;
 /// The schedulers with flags.
@@ -207,6 +221,9 @@ pub(super) fn read(
             WEIGHTS => read.weights = parse(name, value, parser, weights::parse),
             SLOW_START => {
                 read.slow_start_secs = parse(name, value, parser, |text, _| duration(text));
+            }
+            PASSIVE_HEALTH => {
+                read.passive_health = parse(name, value, parser, |text, _| unanswered(text));
             }
             DRAIN_SECONDS => {
                 read.drain_secs = parse(name, value, parser, |text, _| seconds(text, 0));
@@ -330,6 +347,12 @@ fn seconds(text: &str, least: u32) -> Result<u32, String> {
     number(text)
         .filter(|secs| (least..=MAX_SECS).contains(secs))
         .ok_or_else(|| format!("is not a whole number from {least} to {MAX_SECS}"))
+}
+
+fn unanswered(text: &str) -> Result<u32, String> {
+    number(text)
+        .filter(|count| (1..=MAX_UNANSWERED).contains(count))
+        .ok_or_else(|| format!("is not a whole number from 1 to {MAX_UNANSWERED}"))
 }
 
 /// Parses a time with units, such as `60s` or `2m`, to whole seconds.

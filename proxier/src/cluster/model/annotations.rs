@@ -17,6 +17,8 @@ pub struct Annotations {
     pub weights: Option<Weights>,
     /// `slow-start`: how long a new endpoint has a smaller weight, in seconds; 0: never.
     pub slow_start_secs: Option<u32>,
+    /// `passive-health`: after how many connections without an answer an endpoint gets no new ones for a while; at least 1.
+    pub passive_health: Option<u32>,
     /// `drain-seconds`: how long a removed endpoint keeps its connections; 0 removes it at once.
     pub drain_secs: Option<u32>,
     /// `idle-timeout`: the idle timeout of connections in seconds; at least 1.

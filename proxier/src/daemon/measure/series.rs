@@ -101,6 +101,7 @@ pub(super) struct RoundSeries {
     pub(super) latency: FamilySeries<Histogram>,
     pub(super) virtual_servers: Gauge,
     pub(super) service_addresses: Gauge,
+    pub(super) silent: Gauge,
     pub(super) draining: Gauge,
 }
 
@@ -120,6 +121,7 @@ impl Default for RoundSeries {
             ),
             virtual_servers: gauge!("ipvs_proxier_virtual_servers"),
             service_addresses: gauge!("ipvs_proxier_service_addresses"),
+            silent: gauge!("ipvs_proxier_silent_endpoints"),
             draining: gauge!("ipvs_proxier_draining_destinations"),
         }
     }

@@ -4,7 +4,7 @@
 //! something about the former.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use ipvs_netlink::{SchedulerName, Service, ServiceKey};
@@ -16,7 +16,7 @@ use crate::dataplane::ipvs::marks::MarkKey;
 use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses, Observed};
 use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::{Failure, Outcome};
-use crate::plan::Machine;
+use crate::plan::{Answers, Machine};
 
 /// The most Ops of one call, if the kernel does not sort them itself.
 ///
@@ -92,6 +92,20 @@ pub trait Kernel {
     /// # Errors
     /// If it cannot be read whole.
     fn virtual_server(&mut self, key: &ServiceKey) -> Result<Option<CountedServer>, Failure>;
+
+    /// Calls `each` with the address of every destination of a virtual server, and what it got and gave; not at all if the
+    /// virtual server does not exist.
+    ///
+    /// # Errors
+    /// If they cannot be read whole.
+    fn answers(
+        &mut self,
+        key: &ServiceKey,
+        each: &mut dyn FnMut(IpAddr, Answers),
+    ) -> Result<(), Failure> {
+        let _ = (key, each);
+        Ok(())
+    }
 
     /// Reads the service addresses and their device.
     ///

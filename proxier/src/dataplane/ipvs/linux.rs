@@ -16,7 +16,7 @@ use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses};
 use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::ipvs::split_map::SplitMap;
 use crate::dataplane::{Failure, Outcome};
-use crate::plan::{Machine, ServiceAddresses};
+use crate::plan::{Answers, Machine, ServiceAddresses};
 use crate::util::clock;
 use crate::util::conditions::{Coverage, LastingConditions};
 
@@ -234,6 +234,21 @@ impl Kernel for Linux {
 
     fn destinations(&mut self, key: &ipvs::ServiceKey) -> Result<Destinations, Failure> {
         Ok(virtual_servers::destinations(&mut self.ipvs, key)?)
+    }
+
+    fn answers(
+        &mut self,
+        key: &ipvs::ServiceKey,
+        each: &mut dyn FnMut(IpAddr, Answers),
+    ) -> Result<(), Failure> {
+        for entry in self.ipvs.destinations(key)? {
+            let answers = Answers {
+                connections: entry.stats.connections,
+                packets: entry.stats.packets_out,
+            };
+            each(entry.destination.key.address, answers);
+        }
+        Ok(())
     }
 
     fn virtual_server(&mut self, key: &ipvs::ServiceKey) -> Result<Option<CountedServer>, Failure> {

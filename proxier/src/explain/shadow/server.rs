@@ -3,6 +3,7 @@
 use ipvs_netlink as ipvs;
 
 use super::{Change, ChangeCause, Compared, endpoint};
+use crate::cluster::model::Annotations;
 use crate::dataplane::ipvs::WantedServer;
 use crate::dataplane::ipvs::definition::ServerDefinition;
 use crate::dataplane::ipvs::destinations::key_of;
@@ -88,11 +89,14 @@ fn kept(
         destinations: vec![to.key],
     };
     // kube-proxy sets weight 0 only for endpoints that it removes, so an endpoint was selected again.
-    let has_default = view.planner.config().weights.is_some();
+    let config = view.planner.config();
+    let starts_slowly = |all: &Annotations| all.slow_start_secs.is_some_and(|secs| secs > 0);
     let cause = match (before, annotates(server, view, |all| all.weights.is_some())) {
         (0, _) => endpoint::selected((key, server), to.key, view),
         (_, true) => ChangeCause::Annotation("weights"),
-        (_, false) if has_default => ChangeCause::Setting("--weights"),
+        _ if annotates(server, view, starts_slowly) => ChangeCause::Annotation("slow-start"),
+        _ if config.weights.is_some() => ChangeCause::Setting("--weights"),
+        _ if config.slow_start.is_some() => ChangeCause::Setting("--slow-start"),
         (_, false) => ChangeCause::NoWeights,
     };
     (cause, change)
@@ -161,7 +165,7 @@ fn properties(
 fn annotates(
     server: &WantedServer<'_>,
     view: &Compared<'_>,
-    test: impl Fn(&crate::cluster::model::Annotations) -> bool,
+    test: impl Fn(&Annotations) -> bool,
 ) -> bool {
     let service = view.snapshot.service(&server.owner().service);
     let annotations = service.and_then(|service| service.annotations.as_deref());

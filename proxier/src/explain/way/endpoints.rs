@@ -114,6 +114,11 @@ impl Sight<'_> {
             names.join(", ")
         };
         let reason = match it.result {
+            Ok(0) if it.is_silenced => {
+                "it answered none of the last connections of this node (annotation \
+                 ipvs-proxier.io/passive-health)"
+                    .to_owned()
+            }
             Ok(0) => {
                 "weight 0, so no new connections (annotation ipvs-proxier.io/weights, or --weights)"
                     .to_owned()

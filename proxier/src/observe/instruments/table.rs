@@ -197,6 +197,8 @@ pub(crate) const ALL: &[Instrument] = &[
     metric!("ipvs_proxier_virtual_servers", Gauge, [], ONE, "Planned virtual servers"),
     metric!("ipvs_proxier_destinations", Gauge, [], ONE, "Planned destinations, as of the last resync"),
     metric!("ipvs_proxier_service_addresses", Gauge, [], ONE, "Planned service addresses"),
+    metric!("ipvs_proxier_silent_endpoints", Gauge, [], ONE,
+        "Endpoints of Services with passive health that do not answer this node"),
     metric!("ipvs_proxier_draining_destinations", Gauge, [], ONE,
         "Removed destinations that still have connections"),
     metric!("ipvs_proxier_api_age_seconds", Gauge, ["objects"], NONE,

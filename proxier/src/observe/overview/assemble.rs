@@ -274,6 +274,7 @@ fn frontend_view(frontend: &FrontendDetail, visible: &CounterTable, now: Duratio
             node: name(location.and_then(|it| it.node.as_ref())),
             zone: name(location.and_then(|it| it.zone.as_ref())),
             weight: endpoint.weight,
+            is_new: endpoint.is_new,
             traffic: (*counts).into(),
             share: share.filter(|_| is_chosen),
             fair_share: (is_chosen && weights > 0.0).then(|| weight(endpoint) / weights),

@@ -108,6 +108,8 @@ pub(crate) struct EndpointDetail {
     pub(crate) location: Option<Arc<Location>>,
     /// Its weight, if it is in the plan.
     pub(crate) weight: Option<u16>,
+    /// Whether its weight is smaller because it is new.
+    pub(crate) is_new: bool,
     /// Why it gets no new connections.
     pub(crate) reason: Option<&'static str>,
     /// Until when it keeps its connections, in time since boot.
@@ -245,6 +247,7 @@ impl DetailBuilder<'_> {
                 reason: rotation::reason(&surveyed),
                 location: Some(surveyed.endpoint.location),
                 weight: selected.map(|it| it.weight),
+                is_new: surveyed.is_new,
                 ..EndpointDetail::at(address)
             };
             endpoints.insert(address, found);
@@ -293,6 +296,7 @@ impl EndpointDetail {
             address,
             location: None,
             weight: None,
+            is_new: false,
             reason: None,
             until: None,
             relayed: None,

@@ -195,6 +195,9 @@ pub(crate) struct EndpointView {
     pub(crate) zone: String,
     /// The weight, if it is in the plan.
     pub(crate) weight: Option<u16>,
+    /// Whether its weight is smaller because it is new.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_new: bool,
     /// Its counts.
     #[serde(flatten)]
     pub(crate) traffic: Traffic,

@@ -159,6 +159,7 @@ fn detail() -> Detail {
         address: ([10, 244, 1, last], 8080).into(),
         location,
         weight,
+        is_new: false,
         reason,
         until,
         relayed: None,

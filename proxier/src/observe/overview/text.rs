@@ -159,6 +159,7 @@ pub(crate) fn frontend(frontend: &FrontendView) -> String {
 pub(crate) fn rotation(endpoint: &EndpointView) -> String {
     let reason = endpoint.out_of_rotation.as_deref();
     match (reason, endpoint.drain_seconds) {
+        (None, _) if endpoint.is_new => "new, so with less weight (slow start)".to_owned(),
         (None, _) => "in rotation".to_owned(),
         (Some(reason), None) => reason.to_owned(),
         (Some(reason), Some(left)) => {

@@ -23,6 +23,8 @@ pub(crate) struct Surveyed {
     pub(crate) result: Result<u16, LeftOut>,
     /// Whether its weight is smaller because it is new.
     pub(crate) is_new: bool,
+    /// Whether it has weight 0 because it does not answer.
+    pub(crate) is_silenced: bool,
 }
 
 /// Returns every endpoint of `port` of `service`, ordered by address, as the plan judges it.
@@ -40,6 +42,9 @@ pub(crate) fn survey(
     );
     let all = candidates(&slices, port, family);
     let selection = Selection::of(&all, policy, keys, &topology);
+    let selected = all.iter().map(|it| it.1);
+    let selected = selected.filter(|endpoint| selection.check(endpoint, &topology).is_ok());
+    let weighing = weighing.among(selected, &topology);
     let slice_of = |endpoint: &Endpoint| {
         let has = |slice: &&&EndpointSlice| {
             let range = slice.endpoints.as_ptr_range();
@@ -55,6 +60,7 @@ pub(crate) fn survey(
             .check(endpoint, &topology)
             .map(|()| weighing.weight(endpoint, &topology)),
         is_new: weighing.is_reduced(endpoint),
+        is_silenced: weighing.is_silenced(endpoint),
     };
     all.iter().map(judge).collect()
 }

@@ -7,6 +7,7 @@ use crate::cluster::model::{
     Weights,
 };
 use crate::cluster::store::{Event, Parsed, Snapshot, Touched, Update};
+use crate::plan::{PlanConfig, Standings};
 
 /// A Service with one unnamed TCP port, seen from node `here` in zone `a` of region `r`.
 struct Scene {
@@ -90,6 +91,34 @@ impl Scene {
     fn weights(mut self, weights: Weights) -> Self {
         self.annotations().weights = Some(weights);
         self
+    }
+
+    /// Returns the weights of the endpoints 10.0.0.1, .2 and so on, if these are new and those silent.
+    fn weights_with(&self, new: &[u8], silent: &[u8]) -> Vec<u16> {
+        let addresses = |last: &[u8]| last.iter().map(|it| [10, 0, 0, *it].into()).collect();
+        let mut standings = Standings::default();
+        standings.set_new(&self.service.name, addresses(new));
+        standings.set_silent(&self.service.name, addresses(silent));
+        let config = PlanConfig {
+            slow_start: Some(std::time::Duration::from_secs(60)),
+            scheduler: "wlc".into(),
+            ..PlanConfig::default()
+        };
+        let topology = Topology::new("here", &self.snapshot);
+        let slices: Vec<&EndpointSlice> = self.snapshot.slices(&self.service.name).collect();
+        let weighing = Weighing::of(&self.service, &config, &standings);
+        let port = &self.service.ports[0];
+        let sets = EndpointSets::of(
+            &slices,
+            &self.service,
+            port,
+            Family::V4,
+            (&topology, weighing),
+        );
+        sets.cluster
+            .iter()
+            .map(|endpoint| endpoint.weight)
+            .collect()
     }
 
     fn sets(&self, topology: &Topology<'_>) -> EndpointSets {
@@ -409,4 +438,28 @@ fn a_ready_endpoint_of_weight_0_wins_over_a_terminating_one() {
     Scene::new(&["1", "2 terminating"])
         .weights(drained)
         .expect("1*0", "");
+}
+
+#[test]
+fn a_new_endpoint_has_an_eighth_and_a_silent_one_nothing_unless_no_other_is_left() {
+    let three = Scene::new(&["1", "2", "3"]);
+    assert_eq!(three.weights_with(&[], &[]), [8, 8, 8]);
+    assert_eq!(three.weights_with(&[2], &[]), [8, 1, 8]);
+    assert_eq!(three.weights_with(&[2], &[1]), [0, 1, 8]);
+    assert_eq!(three.weights_with(&[], &[1, 3]), [0, 8, 0]);
+    assert_eq!(three.weights_with(&[], &[1, 2, 3]), [8, 8, 8]);
+    let large = |default| Weights {
+        addresses: [("10.0.0.1/32".parse().unwrap(), 0)].into(),
+        nodes: [].into(),
+        zones: [].into(),
+        near: [].into(),
+        default,
+    };
+    // Without room for the factor, a weight is divided.
+    let scene = Scene::new(&["1", "2", "3"]).weights(large(9_000));
+    assert_eq!(scene.weights_with(&[1, 2], &[]), [0, 1_125, 9_000]);
+    let scene = Scene::new(&["1", "2", "3"]).weights(large(8_191));
+    assert_eq!(scene.weights_with(&[1, 2], &[]), [0, 8_191, 65_528]);
+    // The last with a weight.
+    assert_eq!(scene.weights_with(&[], &[2, 3]), [0, 65_528, 65_528]);
 }

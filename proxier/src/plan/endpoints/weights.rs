@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use super::Topology;
 use crate::cluster::model::{Endpoint, Service, TopologyKey, Weights};
-use crate::plan::standing::{Standings, heeds_slow_start};
-use crate::plan::{PlanConfig, slow_start};
+use crate::plan::{PlanConfig, Standings, slow_start};
 
 /// The weight of endpoints without entries. kube-proxy sets the same weight.
 const DEFAULT: u16 = 1;
@@ -21,6 +20,7 @@ const NEW: u16 = 8;
 pub(in crate::plan) struct Weighing<'a> {
     weights: Option<&'a Weights>,
     new: Option<&'a BTreeSet<IpAddr>>,
+    silent: Option<&'a BTreeSet<IpAddr>>,
     /// What weights are multiplied by, so that also a small one has a smaller part.
     ///
     /// Also while no endpoint is new, so that a new one changes no other endpoint.
@@ -37,14 +37,35 @@ impl<'a> Weighing<'a> {
         let annotations = service.annotations.as_deref();
         let own = annotations.and_then(|annotations| annotations.weights.as_ref());
         let weights = own.or(config.weights.as_deref());
-        let starts_slowly =
-            slow_start(service, config).is_some() && heeds_slow_start(service, config);
+        let starts_slowly = slow_start(service, config).is_some();
         let has_room = weights.is_none_or(|it| it.largest() <= u16::MAX / NEW);
         Self {
             weights,
             new: standings.new_of(&service.name).filter(|_| starts_slowly),
+            silent: standings.silent_of(&service.name),
             factor: if starts_slowly && has_room { NEW } else { 1 },
         }
+    }
+
+    /// Returns how these endpoints are weighed beside each other: if all others have weight 0, also silent ones get
+    /// connections.
+    pub(super) fn among<'e>(
+        self,
+        endpoints: impl IntoIterator<Item = &'e Endpoint>,
+        topology: &Topology<'_>,
+    ) -> Self {
+        let accepts = |endpoint: &Endpoint| self.weight(endpoint, topology) > 0;
+        let has_others = self.silent.is_some() && endpoints.into_iter().any(accepts);
+        Self {
+            silent: self.silent.filter(|_| has_others),
+            ..self
+        }
+    }
+
+    /// Returns whether `endpoint` has weight 0 because it does not answer.
+    pub(super) fn is_silenced(&self, endpoint: &Endpoint) -> bool {
+        self.silent
+            .is_some_and(|silent| silent.contains(&endpoint.address))
     }
 
     /// Returns whether `endpoint` has a smaller weight because it is new.
@@ -54,6 +75,9 @@ impl<'a> Weighing<'a> {
 
     /// Returns the weight of `endpoint`.
     pub(super) fn weight(&self, endpoint: &Endpoint, topology: &Topology<'_>) -> u16 {
+        if self.is_silenced(endpoint) {
+            return 0;
+        }
         let rule = |weights| rule(endpoint, weights, topology);
         let whole = self
             .weights

@@ -263,6 +263,7 @@ fn annotations() -> impl Strategy<Value = Annotations> {
         option::of(select(&[SourceAddress::Node, SourceAddress::Client][..])),
         option::of(keys),
         any::<Option<u32>>(),
+        any::<Option<u32>>(),
     );
     fields.prop_map(|fields| Annotations {
         scheduler: fields.0,
@@ -274,6 +275,7 @@ fn annotations() -> impl Strategy<Value = Annotations> {
         source_address: fields.6,
         topology_keys: fields.7,
         slow_start_secs: fields.8,
+        passive_health: fields.9,
     })
 }
 

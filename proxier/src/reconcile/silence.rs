@@ -1,0 +1,234 @@
+//! Which endpoints do not answer: passive health with the counters of the dataplane.
+//!
+//! ```text
+//! Tally, every PERIOD ─▶ Silence ─▶ Standings ─▶ planner
+//! ```
+//!
+//! Not with connection tracking's events: an entry of a connection without an answer is destroyed two minutes after the
+//! client's last SYN, and a client whose packets a NetworkPolicy drops would make every endpoint look dead. The counters
+//! show within seconds that an endpoint sends nothing to anybody, and cost one request for each frontend.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::cluster::model::{ObjectName, Service};
+use crate::cluster::store::{Snapshot, Touched};
+use crate::dataplane::Tally;
+use crate::plan::{Answers, Standings};
+
+/// How often the counters are read. The kernel adds to those of IPVS every 2 s, so each reading has all answers to the
+/// connections of the reading before.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// The most frontends of a Service, and of all, that are read at a time: tenants choose their number.
+pub(super) const MOST: (usize, usize) = (64, 1_024);
+
+/// The pauses of a silent endpoint: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
+
+/// The endpoints of the Services with passive health.
+#[derive(Debug, Default)]
+pub(crate) struct Silence {
+    services: BTreeMap<ObjectName, Heard>,
+    /// When the counters are read next, in time since boot.
+    next: Duration,
+    /// The Service that was read last. The next reading begins with the one after it.
+    last: Option<ObjectName>,
+}
+
+/// What was heard of the endpoints of a Service.
+#[derive(Debug, Default)]
+struct Heard {
+    /// The number of connections without an answer that an endpoint may have in a row.
+    limit: u64,
+    endpoints: BTreeMap<IpAddr, Hearing>,
+}
+
+/// What was heard of an endpoint.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hearing {
+    total: Answers,
+    /// The connections between the last two readings, some of which may still be answered.
+    recent: u64,
+    /// The connections before, since the last answer.
+    unanswered: u64,
+    /// How often it was left out in a row.
+    pauses: u32,
+    /// Until when it is left out, in time since boot.
+    until: Option<Duration>,
+}
+
+impl Silence {
+    /// Returns when the counters are read next, in time since boot; `None` if no Service asks for it.
+    pub(super) fn due(&self) -> Option<Duration> {
+        (!self.services.is_empty()).then_some(self.next)
+    }
+
+    /// Returns the Services whose counters are due at `now`, and notes that they are read.
+    pub(super) fn take_due(&mut self, now: Duration) -> Vec<ObjectName> {
+        if self.due().is_none_or(|due| due > now) {
+            return Vec::new();
+        }
+        self.next = now + PERIOD;
+        let names = self.services.keys();
+        let later = names
+            .clone()
+            .filter(|name| Some(*name) > self.last.as_ref());
+        let earlier = names.filter(|name| Some(*name) <= self.last.as_ref());
+        later.chain(earlier).cloned().collect()
+    }
+
+    /// Learns which of the touched Services ask for passive health.
+    pub(super) fn follow(
+        &mut self,
+        snapshot: &Snapshot,
+        touched: &Touched,
+        standings: &mut Standings,
+    ) {
+        match touched {
+            Touched::Some(names) => {
+                for name in names {
+                    self.learn(name, snapshot, standings);
+                }
+            }
+            Touched::All => {
+                let known: Vec<ObjectName> = self.services.keys().cloned().collect();
+                let all = snapshot.services().map(|service| &service.name);
+                for name in known.iter().chain(all) {
+                    self.learn(name, snapshot, standings);
+                }
+            }
+        }
+    }
+
+    fn learn(&mut self, name: &ObjectName, snapshot: &Snapshot, standings: &mut Standings) {
+        let asks = |service: &Service| service.annotations.as_deref()?.passive_health;
+        match snapshot.service(name).and_then(asks) {
+            Some(limit) => {
+                self.services.entry(name.clone()).or_default().limit = limit.into();
+            }
+            None if self.services.remove(name).is_some() => {
+                standings.set_silent(name, BTreeSet::new());
+            }
+            None => {}
+        }
+    }
+
+    /// Learns what the endpoints of a Service got and gave until `now`.
+    pub(super) fn hear(
+        &mut self,
+        service: &ObjectName,
+        (tally, now): (Tally, Duration),
+        standings: &mut Standings,
+    ) {
+        let Some(heard) = self.services.get_mut(service) else {
+            return;
+        };
+        self.last = Some(service.clone());
+        heard
+            .endpoints
+            .retain(|address, _| tally.contains_key(address));
+        for (address, total) in tally {
+            let first = Hearing {
+                total,
+                ..Hearing::default()
+            };
+            let hearing = heard.endpoints.entry(address).or_insert(first);
+            hearing.add(total, (heard.limit, now));
+        }
+        let silent = heard.endpoints.iter().filter(|(_, it)| it.until.is_some());
+        let silent = silent.map(|(address, _)| *address).collect();
+        standings.set_silent(service, silent);
+    }
+}
+
+impl Hearing {
+    fn add(&mut self, total: Answers, (limit, now): (u64, Duration)) {
+        // A virtual server that was deleted took its counts along.
+        let is_answer = total.packets != self.total.packets;
+        let connections = total.connections.saturating_sub(self.total.connections);
+        self.total = total;
+        if is_answer {
+            // Whose answer it is, is unknown. An endpoint that was just asked and is idle now is not silent.
+            *self = Self {
+                total,
+                ..Self::default()
+            };
+            return;
+        }
+        self.unanswered += std::mem::replace(&mut self.recent, connections);
+        match self.until {
+            Some(until) if until <= now => {
+                self.until = None;
+                // It is tried again with one connection.
+                self.unanswered = limit.saturating_sub(1);
+            }
+            None if self.unanswered >= limit => {
+                let (first, longest) = PAUSES;
+                let pause = first * 2_u32.pow(self.pauses.min(5));
+                self.until = Some(now + pause.min(longest));
+                self.pauses += 1;
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns for each reading whether the endpoint is left out after it.
+    fn left_out(limit: u64, readings: &[(u64, u64)]) -> String {
+        let mut hearing = Hearing::default();
+        let times = (1..).map(|number| PERIOD * number);
+        let each = readings
+            .iter()
+            .zip(times)
+            .map(|(&(connections, packets), now)| {
+                hearing.add(
+                    Answers {
+                        connections,
+                        packets,
+                    },
+                    (limit, now),
+                );
+                if hearing.until.is_some() { 'x' } else { '.' }
+            });
+        each.collect()
+    }
+
+    #[test]
+    fn an_endpoint_that_answers_nobody_is_left_out_longer_each_time() {
+        // Connections of the last period may still be answered.
+        assert_eq!(left_out(3, &[(3, 0), (3, 0), (3, 0)]), ".xx");
+        assert_eq!(
+            left_out(3, &[(2, 0), (2, 0), (2, 0), (3, 0), (3, 0)]),
+            "....x"
+        );
+        // An answer to any client counts.
+        assert_eq!(left_out(3, &[(2, 0), (9, 1), (9, 2), (99, 3)]), "....");
+        assert_eq!(left_out(1, &[(5, 9), (5, 9), (5, 9)]), "...");
+        // Without connections nothing is known.
+        assert_eq!(left_out(1, &[(0, 0), (0, 0)]), "..");
+        // Back for one connection after 10 s, then 20 s.
+        let silent = [
+            (3, 0),
+            (3, 0),
+            (3, 0),
+            (3, 0),
+            (4, 0),
+            (4, 0),
+            (4, 0),
+            (4, 0),
+            (4, 0),
+            (4, 0),
+        ];
+        assert_eq!(left_out(3, &silent), ".xx..xxxx.");
+        // It answers an old connection while it is left out.
+        assert_eq!(left_out(3, &[(3, 0), (3, 0), (3, 1), (3, 1)]), ".x..");
+        // A deleted virtual server.
+        assert_eq!(left_out(3, &[(9, 9), (0, 0), (2, 0), (2, 0)]), "....");
+    }
+}
