@@ -320,9 +320,9 @@ impl StateFlags {
         self.state_file.with_extension("sock")
     }
 
-    /// Returns the file beside it that records which endpoints are new.
-    fn starts(&self) -> PathBuf {
-        self.state_file.with_extension("starts")
+    /// Returns the file beside it that records which endpoints are new, and which do not answer.
+    fn standings(&self) -> PathBuf {
+        self.state_file.with_extension("standings")
     }
 
     fn file(&self) -> LedgerFile {

@@ -37,7 +37,7 @@ mod patience;
 mod periods;
 mod publish;
 mod settings;
-mod starts_file;
+mod standings_file;
 mod takeover;
 #[cfg(test)]
 mod tests;
@@ -56,7 +56,7 @@ pub(crate) use patience::NoInput;
 pub use periods::Periods;
 pub use publish::Publisher;
 pub(crate) use settings::KernelSettings;
-pub(crate) use starts_file::StartsFile;
+pub(crate) use standings_file::StandingsFile;
 pub(crate) use takeover::Takeover;
 
 /// The pause before a round that failed as a whole is tried again; doubled up to the sync period.
@@ -127,14 +127,14 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    /// Takes over which endpoints were new for an earlier process, and keeps that in the file at `path`.
+    /// Takes over what an earlier process learnt of endpoints, and keeps that in the file at `path`.
     #[must_use]
     pub(crate) fn remembering(self, path: PathBuf) -> Self {
         let daemon = Self {
-            proxier: self.proxier.knowing(StartsFile::read(&path)),
+            proxier: self.proxier.knowing(StandingsFile::read(&path)),
             ..self
         };
-        daemon.doing(StartsFile::new(path))
+        daemon.doing(StandingsFile::new(path))
     }
 
     /// Makes the daemon call this chore after those that it has.

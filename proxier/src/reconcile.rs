@@ -37,7 +37,7 @@ mod tests;
 
 pub(crate) use newcomers::{Newcomers, Start};
 use problems::KnownProblems;
-use silence::Silence;
+pub(crate) use silence::Silence;
 
 /// The proxy of one node: the cluster, the plan, and the dataplane that serves it.
 #[derive(Debug)]
@@ -122,16 +122,17 @@ impl<D: Dataplane> Proxier<D> {
         self
     }
 
-    /// Takes over which endpoints were new for an earlier process.
+    /// Takes over what an earlier process learnt of endpoints.
     #[must_use]
-    pub(crate) fn knowing(mut self, newcomers: Newcomers) -> Self {
+    pub(crate) fn knowing(mut self, (newcomers, silence): (Newcomers, Silence)) -> Self {
         self.cluster.newcomers = newcomers;
+        self.cluster.silence = silence;
         self
     }
 
-    /// Returns which endpoints are new.
-    pub(crate) fn newcomers(&self) -> &Newcomers {
-        &self.cluster.newcomers
+    /// Returns which endpoints are new, and which do not answer.
+    pub(crate) fn learnt(&self) -> (&Newcomers, &Silence) {
+        (&self.cluster.newcomers, &self.cluster.silence)
     }
 
     /// Applies events to the snapshot.

@@ -277,7 +277,7 @@ impl<'a> Cleanup<'a> {
         self.flags.state.file().remove()?;
         // A process that was killed left it.
         let _ = std::fs::remove_file(self.flags.state.socket());
-        let _ = std::fs::remove_file(self.flags.state.starts());
+        let _ = std::fs::remove_file(self.flags.state.standings());
         lock.map_or(Ok(()), LedgerLock::remove)?;
         if self.scope == CleanupScope::OursAndKubeProxys {
             return self.remove_kube_proxys();

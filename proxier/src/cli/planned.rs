@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use super::dataplane_flags::{DataplaneKind, PlannedDataplaneFlag};
 use super::empty_kernel::EmptyKernel;
 use super::{NodeFlags, Setup, StateFlags};
-use crate::daemon::{Daemon, Periods, StartsFile};
+use crate::daemon::{Daemon, Periods, StandingsFile};
 use crate::dataplane::Dataplane;
 use crate::dataplane::ipvs::filter::FilterConfig;
 use crate::dataplane::ipvs::ledger::LedgerFile;
@@ -127,7 +127,7 @@ impl PlannedFlags {
         kind: DataplaneKind,
     ) -> anyhow::Result<Proxier<D>> {
         let proxier = Proxier::of(dataplane, setup.plan.clone())
-            .knowing(StartsFile::read(&self.state.starts()))
+            .knowing(StandingsFile::read(&self.state.standings()))
             .ignoring_external_ips(setup.settings.ignores_external_ips);
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
         let watch = setup.follow(&self.node.source, kind, (None, sender))?;

@@ -384,7 +384,7 @@ impl Flags {
             watch: watch.as_ref().map(Watch::status_reader),
         };
         let (board, health_ports) = (sources.board.clone(), sources.health_ports.clone());
-        let daemon = Daemon::new(proxier, periods, watch).remembering(self.state.starts());
+        let daemon = Daemon::new(proxier, periods, watch).remembering(self.state.standings());
         let mut daemon = equip(daemon)?
             .doing(Publisher::new(board, health_ports))
             .doing(Meter::default())

@@ -357,7 +357,10 @@ impl RequirementsBuilder<'_> {
     fn report_silence(&mut self) {
         let (service, context) = (self.service, self.context);
         let silent = context.machine.standings.silent_of(&service.name);
-        for address in silent.into_iter().flatten() {
+        let listed = || self.slices.iter().flat_map(|slice| &slice.endpoints);
+        let is_listed = |address: &&IpAddr| listed().any(|endpoint| endpoint.address == **address);
+        let silent: Vec<&IpAddr> = silent.into_iter().flatten().filter(is_listed).collect();
+        for address in silent {
             let message = "answered none of its last connections from this node, and gets no new ones for a while unless no \
                            other endpoint is left (ipvs-proxier.io/passive-health)";
             self.problem("endpoints", address, message.to_owned());

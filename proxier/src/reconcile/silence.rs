@@ -35,6 +35,9 @@ pub(crate) struct Silence {
     next: Duration,
     /// The Service that was read last. The next reading begins with the one after it.
     last: Option<ObjectName>,
+    /// The silent endpoints that an earlier process knew, of Services that were not seen yet.
+    earlier: BTreeMap<ObjectName, BTreeMap<IpAddr, Duration>>,
+    revision: u64,
 }
 
 /// What was heard of the endpoints of a Service.
@@ -48,7 +51,8 @@ struct Heard {
 /// What was heard of an endpoint.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hearing {
-    total: Answers,
+    /// What it got and gave until the last reading; `None` before the first.
+    total: Option<Answers>,
     /// The connections between the last two readings, some of which may still be answered.
     recent: u64,
     /// The connections before, since the last answer.
@@ -60,6 +64,39 @@ struct Hearing {
 }
 
 impl Silence {
+    /// Returns the silent endpoints that an earlier process knew, each with the end of its pause.
+    pub(crate) fn remembering(
+        silent: impl IntoIterator<Item = (ObjectName, IpAddr, Duration)>,
+    ) -> Self {
+        let mut all = Self::default();
+        for (service, address, until) in silent {
+            all.earlier
+                .entry(service)
+                .or_default()
+                .insert(address, until);
+        }
+        all
+    }
+
+    /// Returns a number that increases when an endpoint begins or ceases to be silent.
+    pub(crate) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Returns all silent endpoints, also of Services that were not seen yet.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&ObjectName, IpAddr, Duration)> {
+        let heard = self.services.iter().flat_map(|(name, heard)| {
+            let endpoints = heard.endpoints.iter();
+            endpoints.filter_map(move |(address, it)| Some((name, *address, it.until?)))
+        });
+        let earlier = self.earlier.iter();
+        heard.chain(earlier.flat_map(|(name, silent)| {
+            silent
+                .iter()
+                .map(move |(address, until)| (name, *address, *until))
+        }))
+    }
+
     /// Returns when the counters are read next, in time since boot; `None` if no Service asks for it.
     pub(super) fn due(&self) -> Option<Duration> {
         (!self.services.is_empty()).then_some(self.next)
@@ -106,10 +143,17 @@ impl Silence {
         let asks = |service: &Service| service.annotations.as_deref()?.passive_health;
         match snapshot.service(name).and_then(asks) {
             Some(limit) => {
+                if let Some(earlier) = self.earlier.remove(name) {
+                    standings.set_silent(name, earlier.keys().copied().collect());
+                    let heard = self.services.entry(name.clone()).or_default();
+                    let left_out = |(address, until)| (address, Hearing::left_out(until));
+                    heard.endpoints.extend(earlier.into_iter().map(left_out));
+                }
                 self.services.entry(name.clone()).or_default().limit = limit.into();
             }
             None if self.services.remove(name).is_some() => {
                 standings.set_silent(name, BTreeSet::new());
+                self.revision += 1;
             }
             None => {}
         }
@@ -130,29 +174,38 @@ impl Silence {
             .endpoints
             .retain(|address, _| tally.contains_key(address));
         for (address, total) in tally {
-            let first = Hearing {
-                total,
-                ..Hearing::default()
-            };
-            let hearing = heard.endpoints.entry(address).or_insert(first);
+            let hearing = heard.endpoints.entry(address).or_default();
             hearing.add(total, (heard.limit, now));
         }
         let silent = heard.endpoints.iter().filter(|(_, it)| it.until.is_some());
-        let silent = silent.map(|(address, _)| *address).collect();
+        let silent: BTreeSet<IpAddr> = silent.map(|(address, _)| *address).collect();
+        let known = standings.silent_of(service);
+        self.revision += u64::from(known.map_or(!silent.is_empty(), |known| *known != silent));
         standings.set_silent(service, silent);
     }
 }
 
 impl Hearing {
+    /// Returns an endpoint that is left out.
+    fn left_out(until: Duration) -> Self {
+        Self {
+            pauses: 1,
+            until: Some(until),
+            ..Self::default()
+        }
+    }
+
     fn add(&mut self, total: Answers, (limit, now): (u64, Duration)) {
+        let Some(before) = self.total.replace(total) else {
+            return;
+        };
         // A virtual server that was deleted took its counts along.
-        let is_answer = total.packets != self.total.packets;
-        let connections = total.connections.saturating_sub(self.total.connections);
-        self.total = total;
+        let is_answer = total.packets != before.packets;
+        let connections = total.connections.saturating_sub(before.connections);
         if is_answer {
             // Whose answer it is, is unknown. An endpoint that was just asked and is idle now is not silent.
             *self = Self {
-                total,
+                total: Some(total),
                 ..Self::default()
             };
             return;
@@ -181,7 +234,10 @@ mod tests {
 
     /// Returns for each reading whether the endpoint is left out after it.
     fn left_out(limit: u64, readings: &[(u64, u64)]) -> String {
-        let mut hearing = Hearing::default();
+        let mut hearing = Hearing {
+            total: Some(Answers::default()),
+            ..Hearing::default()
+        };
         let times = (1..).map(|number| PERIOD * number);
         let each = readings
             .iter()

@@ -1,0 +1,189 @@
+//! The file of new and of silent endpoints, so that a restarted process does not treat them as others, and other commands see
+//! them.
+//!
+//! The kernel has only their weights, which do not tell why they are small.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::chore::{Chore, Round};
+use crate::cluster::model::{ObjectName, ServicePortName};
+use crate::dataplane::Dataplane;
+use crate::reconcile::{Newcomers, Silence, Start};
+
+/// Writes the file when an endpoint begins or ceases to be new or silent.
+#[derive(Debug)]
+pub(crate) struct StandingsFile {
+    path: PathBuf,
+    /// The revision that the file has.
+    written: u64,
+    is_failing: bool,
+}
+
+/// An endpoint, as the file has it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    /// `namespace/name`.
+    service: String,
+    address: IpAddr,
+    /// In milliseconds since boot.
+    until: u64,
+    what: What,
+}
+
+/// What the endpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum What {
+    /// New, with a smaller weight.
+    Slow,
+    /// New, with its whole weight.
+    Whole,
+    /// Silent.
+    Silent,
+}
+
+impl StandingsFile {
+    /// Returns the file at `path`. It needs not exist.
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            written: 0,
+            is_failing: false,
+        }
+    }
+
+    /// Reads what an earlier process knew; nothing if the file does not exist or cannot be read.
+    pub(crate) fn read(path: &Path) -> (Newcomers, Silence) {
+        let lines = std::fs::read(path)
+            .and_then(|text| serde_json::from_slice::<Vec<Line>>(&text).map_err(io::Error::from));
+        let lines = lines.unwrap_or_else(|error| {
+            if error.kind() != io::ErrorKind::NotFound {
+                let path = path.display();
+                tracing::warn!(
+                    "{path}: {error}; new and silent endpoints have their whole weights"
+                );
+            }
+            Vec::new()
+        });
+        let (silent, new): (Vec<Line>, Vec<Line>) = lines
+            .into_iter()
+            .partition(|line| line.what == What::Silent);
+        let new = new.iter().map(|line| {
+            let start = Start {
+                until: line.until(),
+                is_slow: line.what == What::Slow,
+            };
+            (line.service(), line.address, start)
+        });
+        let silent = silent.iter();
+        let silent = silent.map(|line| (line.service(), line.address, line.until()));
+        (Newcomers::remembering(new), Silence::remembering(silent))
+    }
+
+    fn write(&self, newcomers: &Newcomers, silence: &Silence) -> io::Result<()> {
+        let new = newcomers.all().map(|(service, address, start)| {
+            let what = if start.is_slow {
+                What::Slow
+            } else {
+                What::Whole
+            };
+            Line::new(service, address, (start.until, what))
+        });
+        let silent = silence.all();
+        let silent = silent
+            .map(|(service, address, until)| Line::new(service, address, (until, What::Silent)));
+        let text = serde_json::to_vec(&new.chain(silent).collect::<Vec<Line>>())?;
+        // Renamed, so that a reader finds a whole file.
+        let written = self.path.with_extension("standings-new");
+        std::fs::write(&written, text)?;
+        std::fs::rename(written, &self.path)
+    }
+}
+
+impl Line {
+    fn new(service: &ObjectName, address: IpAddr, (until, what): (Duration, What)) -> Self {
+        Self {
+            service: service.to_string(),
+            address,
+            until: u64::try_from(until.as_millis()).unwrap_or(u64::MAX),
+            what,
+        }
+    }
+
+    fn service(&self) -> ObjectName {
+        ServicePortName::from(self.service.as_str()).service
+    }
+
+    fn until(&self) -> Duration {
+        Duration::from_millis(self.until)
+    }
+}
+
+impl<D: Dataplane> Chore<D> for StandingsFile {
+    fn after(&mut self, round: &Round<'_, D>) {
+        let (newcomers, silence) = round.proxier.learnt();
+        // Both only increase.
+        let revision = newcomers.revision() + silence.revision();
+        if revision == self.written {
+            return;
+        }
+        match self.write(newcomers, silence) {
+            Ok(()) => {
+                self.written = revision;
+                self.is_failing = false;
+            }
+            Err(error) if !self.is_failing => {
+                let path = self.path.display();
+                tracing::warn!(
+                    "{path} cannot be written: {error}; after a restart, new and silent endpoints have their whole \
+                     weights"
+                );
+                self.is_failing = true;
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_and_silent_endpoints_are_read_as_written_and_a_damaged_file_has_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = StandingsFile::new(directory.path().join("state.standings"));
+        let web = || ObjectName::new("default", "web");
+        let starts = [("10.0.0.1", 1_500, true), ("fd00::1", 2_500, false)];
+        let starts = starts.map(|(address, until, is_slow)| {
+            let until = Duration::from_millis(until);
+            (web(), address.parse().unwrap(), Start { until, is_slow })
+        });
+        let silent = [(web(), "10.0.0.2".parse().unwrap(), Duration::from_secs(9))];
+        let read = || {
+            let (new, silence) = StandingsFile::read(&file.path);
+            let new = new
+                .all()
+                .map(|(name, address, start)| (name.clone(), address, start));
+            let silent = silence
+                .all()
+                .map(|(name, address, until)| (name.clone(), address, until));
+            (new.collect::<Vec<_>>(), silent.collect::<Vec<_>>())
+        };
+        assert_eq!(read(), (vec![], vec![]));
+        let (new, silence) = (
+            Newcomers::remembering(starts.clone()),
+            Silence::remembering(silent.clone()),
+        );
+        file.write(&new, &silence).unwrap();
+        assert_eq!(read(), (starts.to_vec(), silent.to_vec()));
+        std::fs::write(&file.path, "[{\"service\":").unwrap();
+        assert_eq!(read(), (vec![], vec![]));
+    }
+}
