@@ -43,9 +43,10 @@ fn events_with_regions() -> (Vec<Event>, Event) {
     };
     let loaded = manifests::parse(&cluster, "cluster.yaml", &options);
     assert_eq!(loaded.problems, []);
-    let (mut nodes, other_events): (Vec<_>, Vec<_>) =
+    let (mut nodes, mut other_events): (Vec<_>, Vec<_>) =
         (loaded.events.into_iter()).partition(|event| matches!(event, Event::Nodes(_)));
     assert_eq!((nodes.len(), other_events.len()), (1, 3));
+    other_events.push(Event::ServiceCidrs(Update::Reset(Vec::new())));
     (other_events, nodes.remove(0))
 }
 
@@ -79,6 +80,8 @@ fn without_permission_to_watch_nodes_a_key_that_needs_them_is_a_problem() {
     let mut daemon = Daemon::new(proxier, Periods::default(), None);
     daemon.gate = Gate::new(NodeScope::Own);
     for event in other_events {
+        // The last one has the service ranges.
+        assert_ne!(daemon.due(), Some(Duration::ZERO));
         assert!(daemon.receive(Message::Event(event)));
     }
     assert_eq!(daemon.due(), Some(Duration::ZERO), "no wait for Nodes");

@@ -90,7 +90,7 @@ fn connections_to_unallocated_addresses_end_at_the_node<D: Subject>() {
     scene.nft(
         "table ip other {
             chain pre { type nat hook prerouting priority dstnat; ip daddr 10.96.9.8 tcp dport 80 dnat to 10.244.1.2:8080; }
-            chain out { type nat hook output priority dstnat; ip daddr 10.96.9.8 tcp dport 80 dnat to 10.244.1.2:8080; }
+            chain out { type nat hook output priority -100; ip daddr 10.96.9.8 tcp dport 80 dnat to 10.244.1.2:8080; }
         }",
     );
     for client in ["pod3", "podB1", "node"] {
