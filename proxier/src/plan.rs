@@ -166,6 +166,8 @@ pub struct Capabilities {
     /// Whether affinity with a timeout works everywhere. With IPVS it does not for clients inside the cluster at frontends
     /// with policy Local, nor at port 21 of this node's addresses.
     pub has_full_affinity: bool,
+    /// Whether it cannot limit the connections of an endpoint.
+    pub ignores_limits: bool,
     /// The frontends that another program serves, where Services ask for them. They are left alone.
     pub foreign: BTreeSet<Frontend>,
     /// Addresses at which an earlier process served node ports; used until the Node object arrives.
@@ -300,6 +302,8 @@ pub struct SelectedEndpoint {
     pub port: u16,
     /// Its share of new connections; with 0 it gets none.
     pub weight: u16,
+    /// The most connections that it gets at one virtual server; 0 for no limit.
+    pub most_connections: u16,
 }
 
 impl FrontendPlan {

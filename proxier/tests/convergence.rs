@@ -43,6 +43,7 @@ fn plan(
         },
         port: 8080,
         weight,
+        most_connections: 0,
     };
     let mut plan = example::cluster_ip(&[]);
     let mut profile = (*plan.profile).clone();

@@ -12,10 +12,12 @@ mod packets {
     mod arp;
     mod elsewhere;
     mod forward;
+    mod handover;
     mod host_port_load;
     mod host_ports;
     mod icmp;
     mod input;
+    mod limits;
     mod load;
     mod local;
     mod mark_chains;

@@ -45,7 +45,9 @@ mod worker;
 
 pub use affinity::AffinityRoom;
 pub use frontend::{Handling, InsideClients, Route};
-pub use pool::{Counts, EndpointPool, EndpointState, PoolConfig, PoolError, kernel_schedulers};
+pub use pool::{
+    Counts, EndpointPool, EndpointState, Membership, PoolConfig, PoolError, kernel_schedulers,
+};
 pub use source::LocalAnswers;
 pub use statistics::{Statistics, Tally};
 

@@ -12,6 +12,10 @@ use schedulers::{Balancer, Options, Registry, Request, Server, ServerId, Thresho
 use crate::Transport;
 use crate::affinity::{Affinity, AffinityRoom};
 
+mod member;
+
+pub use member::{Counts, EndpointState, Membership};
+
 /// The first pause of an endpoint that does not accept connections; doubled after each further failure.
 const FIRST_EJECTION: Duration = Duration::from_secs(1);
 /// The longest pause. An endpoint that works again gets clients after it at the latest.
@@ -61,6 +65,7 @@ struct PoolState {
 struct Member {
     id: ServerId,
     weight: u32,
+    thresholds: Thresholds,
     /// The connections that it got since it was added.
     connections: u64,
     /// The number of failed connections since the last successful one.
@@ -69,26 +74,6 @@ struct Member {
     ejected_until: Option<Duration>,
     /// Set when the endpoint is removed: its connections must end.
     is_cut: Arc<AtomicBool>,
-}
-
-/// The connection counts of an endpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Established connections in both directions.
-    pub active: u32,
-    /// All other connections, such as half-closed ones, and UDP flows.
-    pub inactive: u32,
-}
-
-/// The state of an endpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EndpointState {
-    /// Its connections.
-    pub counts: Counts,
-    /// The connections that it got since it was added.
-    pub connections: u64,
-    /// Whether it gets no connections for a while, because it did not accept the last ones.
-    pub is_ejected: bool,
 }
 
 /// The error of a change that a pool refuses.
@@ -181,6 +166,7 @@ impl EndpointPool {
         let endpoint = Member {
             id,
             weight,
+            thresholds,
             connections: 0,
             failures: 0,
             ejected_until: None,
@@ -211,6 +197,7 @@ impl EndpointPool {
         balancer.set_weight(endpoint.id, weight)?;
         balancer.set_thresholds(endpoint.id, thresholds)?;
         endpoint.weight = weight;
+        endpoint.thresholds = thresholds;
         Ok(())
     }
 
@@ -252,11 +239,15 @@ impl EndpointPool {
         endpoint.map_or_else(Counts::default, |endpoint| state.counts(endpoint.id))
     }
 
-    /// Returns the endpoints, each with its weight and connection counts.
-    pub fn members(&self) -> BTreeMap<SocketAddr, (u32, Counts)> {
+    /// Returns the endpoints.
+    pub fn members(&self) -> BTreeMap<SocketAddr, Membership> {
         let state = self.lock();
         let members = state.endpoints.iter();
-        let member = |it: &Member| (it.weight, state.counts(it.id));
+        let member = |it: &Member| Membership {
+            weight: it.weight,
+            thresholds: it.thresholds,
+            counts: state.counts(it.id),
+        };
         members
             .map(|(address, it)| (*address, member(it)))
             .collect()

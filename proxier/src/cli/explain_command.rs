@@ -138,6 +138,7 @@ impl Flags {
         // The plan for IPVS may differ.
         let mut capabilities = Capabilities {
             has_full_affinity: true,
+            ignores_limits: !is_relay,
             ..Capabilities::default()
         };
         if is_relay {

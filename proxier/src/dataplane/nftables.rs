@@ -121,6 +121,7 @@ impl Nftables {
             capabilities: Capabilities {
                 has_full_affinity: true,
                 lacks_answers: true,
+                ignores_limits: true,
                 ..Capabilities::default()
             },
             config,

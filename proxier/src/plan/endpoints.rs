@@ -50,6 +50,7 @@ impl EndpointSets {
         port: &ServicePort,
         family: Family,
         (topology, weighing): (&Topology<'_>, Weighing<'_>),
+        most_connections: u16,
     ) -> Self {
         let keys = topology_keys(service);
         let weigh = |selected: Vec<Candidate<'_>>| {
@@ -58,6 +59,7 @@ impl EndpointSets {
                 address: address.ip(),
                 port: address.port(),
                 weight: weighing.weight(endpoint, topology),
+                most_connections,
             };
             selected.into_iter().map(weigh).collect()
         };

@@ -16,6 +16,7 @@ pub fn cluster_ip(endpoints: &[&str]) -> FrontendPlan {
         address: endpoint.ip(),
         port: endpoint.port(),
         weight: 1,
+        most_connections: 0,
     };
     let sockets = endpoints.iter().filter_map(|text| text.parse().ok());
     FrontendPlan {

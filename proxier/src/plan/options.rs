@@ -13,6 +13,7 @@ const SCHEDULER_FLAGS: &str = "metadata.annotations[ipvs-proxier.io/scheduler-fl
 const WEIGHTS: &str = "metadata.annotations[ipvs-proxier.io/weights]";
 const SLOW_START: &str = "metadata.annotations[ipvs-proxier.io/slow-start]";
 const PASSIVE_HEALTH: &str = "metadata.annotations[ipvs-proxier.io/passive-health]";
+const MAX_CONNECTIONS: &str = "metadata.annotations[ipvs-proxier.io/max-connections]";
 const TOPOLOGY_KEYS: &str = "metadata.annotations[ipvs-proxier.io/topology-keys]";
 
 /// The options that all frontends of a Service share.
@@ -24,6 +25,8 @@ pub(super) struct ServiceOptions {
     /// How long a removed endpoint may keep its connections.
     pub(super) drain: Duration,
     pub(super) relay: RelayOptions,
+    /// The most connections of an endpoint at one virtual server; 0 for no limit.
+    pub(super) most_connections: u16,
 }
 
 impl ServiceOptions {
@@ -112,6 +115,14 @@ impl ServiceOptions {
                            affinity there";
             report("spec.sessionAffinity", "ClientIP", message.to_owned());
         }
+        let mut most_connections = annotations.most_connections.unwrap_or_default();
+        if most_connections > 0 && context.capabilities.ignores_limits {
+            let message = "has no effect: the dataplane nftables counts no connections of endpoints; IPVS and the \
+                           relay do";
+            let value = most_connections.to_string();
+            report(MAX_CONNECTIONS, &value, message.to_owned());
+            most_connections = 0;
+        }
         let relay = RelayOptions::of(service, annotations, context.capabilities, &mut report);
         Self {
             hashing: Balancing {
@@ -126,6 +137,7 @@ impl ServiceOptions {
             },
             drain: drain(service, context.config),
             relay,
+            most_connections,
         }
     }
 

@@ -68,7 +68,7 @@ impl RelayOptions {
         }
         if let Some(secs) = idle_timeout_secs {
             let message = "has no effect: the kernel has one timeout for all connections of the node, \
-                           and none per Service";
+                           and none per Service (--ipvs-tcp-timeout; with nftables conntrack.tcpEstablishedTimeout)";
             report(IDLE_TIMEOUT, &secs.to_string(), message.to_owned());
         }
         if proxy_protocol.is_some() {

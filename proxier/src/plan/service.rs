@@ -122,6 +122,7 @@ fn health_check(
                 port,
                 family,
                 (&topology, context.weighing(service)),
+                0,
             );
             if sets.is_local_ready {
                 let serving = sets.local.iter().filter(|endpoint| endpoint.weight > 0);
@@ -208,6 +209,7 @@ impl RequirementsBuilder<'_> {
             port,
             family,
             (&topology, self.context.weighing(self.service)),
+            self.options.most_connections,
         );
         // A dataplane masquerades the connections of these endpoints to themselves.
         let here = sets.local.iter().map(|endpoint| endpoint.address);

@@ -160,6 +160,7 @@ fn plan(admission: Admission) -> FrontendPlan {
         address,
         port: 8080,
         weight: 1,
+        most_connections: 0,
     };
     let mut plan = example::cluster_ip(&[]);
     let mut profile = (*plan.profile).clone();

@@ -106,7 +106,7 @@ impl Balancer for Relayed {
         let counts = |it: Counts| (it.active, it.inactive);
         let members = pool.members().into_iter();
         members
-            .map(|(address, (_, it))| (address.ip(), counts(it)))
+            .map(|(address, it)| (address.ip(), counts(it.counts)))
             .collect()
     }
 }

@@ -11,6 +11,7 @@
 //! | [`SCHEDULER_FLAGS`] | `fallback`, `port`, both, or `none` | none; `port` for `mh` |
 //! | [`WEIGHTS`] | weights by address, node or zone | `--weights`, or 1 for every endpoint |
 //! | [`DRAIN_SECONDS`] | 0 to 86,400 | the daemon's drain time |
+//! | [`MAX_CONNECTIONS`] | 1 to 65,535 | no limit |
 //! | [`IDLE_TIMEOUT`] | 1 to 86,400 | the kernel's timeouts |
 //! | [`PROXY_PROTOCOL`] | `v1` or `v2` | no header |
 //! | [`SOURCE_ADDRESS`] | `client` or `node` | `node` |
@@ -123,6 +124,16 @@ pub(crate) const PASSIVE_HEALTH: &str = "passive-health";
 /// ```
 pub(crate) const DRAIN_SECONDS: &str = "drain-seconds";
 
+/// The most connections that an endpoint gets at one virtual server, 1 to 65,535; further ones go to the other
+/// endpoints, and are refused if all have as many.
+///
+/// IPVS and the relay count for each frontend and each node. With the dataplane nftables, the annotation is a Problem.
+///
+/// ```yaml
+/// ipvs-proxier.io/max-connections: "200"
+/// ```
+pub(crate) const MAX_CONNECTIONS: &str = "max-connections";
+
 /// The idle timeout of connections, in seconds from 1 to 86,400.
 ///
 /// Only the userspace dataplane can apply it. The kernel's IPVS has one timeout for all TCP
@@ -180,13 +191,14 @@ pub(crate) const SOURCE_ADDRESS: &str = "source-address";
 pub(crate) const TOPOLOGY_KEYS: &str = "topology-keys";
 
 /// The names of all annotations, without the prefix.
-pub const ANNOTATIONS: [&str; 10] = [
+pub const ANNOTATIONS: [&str; 11] = [
     SCHEDULER,
     SCHEDULER_FLAGS,
     WEIGHTS,
     SLOW_START,
     PASSIVE_HEALTH,
     DRAIN_SECONDS,
+    MAX_CONNECTIONS,
     IDLE_TIMEOUT,
     PROXY_PROTOCOL,
     SOURCE_ADDRESS,
@@ -227,6 +239,9 @@ pub(super) fn read(
             }
             DRAIN_SECONDS => {
                 read.drain_secs = parse(name, value, parser, |text, _| seconds(text, 0));
+            }
+            MAX_CONNECTIONS => {
+                read.most_connections = parse(name, value, parser, |text, _| connections(text));
             }
             IDLE_TIMEOUT => {
                 read.idle_timeout_secs = parse(name, value, parser, |text, _| seconds(text, 1));
@@ -361,6 +376,11 @@ fn duration(text: &str) -> Result<u32, String> {
     let secs = parsed.and_then(|it| u32::try_from(it.as_secs()).ok());
     secs.filter(|secs| *secs <= MAX_SECS)
         .ok_or_else(|| format!("is not a duration from 0s to {MAX_SECS}s, such as 60s or 2m"))
+}
+
+fn connections(text: &str) -> Result<u16, String> {
+    let number = number(text).filter(|&most| most > 0);
+    number.ok_or_else(|| format!("is not a whole number from 1 to {}", u16::MAX))
 }
 
 /// Parses a number of digits only: no sign, no white space.

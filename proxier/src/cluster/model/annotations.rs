@@ -21,6 +21,8 @@ pub struct Annotations {
     pub passive_health: Option<u32>,
     /// `drain-seconds`: how long a removed endpoint keeps its connections; 0 removes it at once.
     pub drain_secs: Option<u32>,
+    /// `max-connections`: the most connections of an endpoint at one virtual server; at least 1.
+    pub most_connections: Option<u16>,
     /// `idle-timeout`: the idle timeout of connections in seconds; at least 1.
     pub idle_timeout_secs: Option<u32>,
     /// `proxy-protocol`: how endpoints learn the address of a TCP client.

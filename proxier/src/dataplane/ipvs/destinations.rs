@@ -21,7 +21,10 @@ enum Form {
 
 /// Returns the destination of an endpoint.
 pub fn planned(endpoint: &SelectedEndpoint) -> ipvs::Destination {
-    ipvs::Destination::new(key_of(endpoint), endpoint.weight.into())
+    ipvs::Destination {
+        upper_threshold: endpoint.most_connections.into(),
+        ..ipvs::Destination::new(key_of(endpoint), endpoint.weight.into())
+    }
 }
 
 /// Returns the key of the destination of an endpoint.
@@ -137,6 +140,7 @@ mod tests {
             address: [10, 128, 0, last].into(),
             port: 80,
             weight,
+            most_connections: 7,
         }
     }
 

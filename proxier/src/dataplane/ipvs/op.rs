@@ -194,8 +194,8 @@ impl fmt::Display for Op {
         match *self {
             Self::AddService(service) | Self::SetService(service) => ServiceText(service).fmt(f),
             Self::DeleteService(key) => key.fmt(f),
-            Self::AddDestination(key, to) => write!(f, "{} weight {} to {key}", to.key, to.weight),
-            Self::SetDestination(key, to) => write!(f, "{} weight {} of {key}", to.key, to.weight),
+            Self::AddDestination(key, to) => write!(f, "{} to {key}", DestinationText(to)),
+            Self::SetDestination(key, to) => write!(f, "{} of {key}", DestinationText(to)),
             Self::DeleteDestination(key, destination) => write!(f, "{destination} of {key}"),
             Self::AddAddress(address, source) | Self::SetAddress(address, source) => {
                 write!(f, "{address}{}", SourceText(source))
@@ -215,6 +215,20 @@ impl fmt::Display for AddressForm {
         match self {
             Self::Route(metric) => write!(f, "local route of metric {metric}"),
             Self::Address => write!(f, "on device {CARRIER}"),
+        }
+    }
+}
+
+/// A destination as text: key and weight, then the limit of connections if set.
+struct DestinationText(ipvs::Destination);
+
+impl fmt::Display for DestinationText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(it) = self;
+        write!(f, "{} weight {}", it.key, it.weight)?;
+        match it.upper_threshold {
+            0 => Ok(()),
+            most => write!(f, " at most {most} connections"),
         }
     }
 }

@@ -5,8 +5,11 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use schedulers::Thresholds;
+
 use crate::cluster::model::ServicePortName;
 use crate::dataplane::{Planned, Reason};
+use crate::plan::SelectedEndpoint;
 use crate::plan::frontend::Frontend;
 
 /// The changes of a round, in the order in which they are applied.
@@ -39,16 +42,44 @@ pub(super) enum FrontendChange {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndpointChange {
-    /// Adds it with this weight.
-    Add(u16),
-    /// Changes its weight, or ends its drain.
-    Weigh(u16),
+    /// Adds it.
+    Add(Share),
+    /// Changes its weight or limit, or ends its drain.
+    Weigh(Share),
     /// Lets it keep its connections until this time, and gives it no new ones.
     Drain(Duration),
     /// Removes it and its connections.
     Remove,
     /// As `Remove`, because it becomes a frontend.
     LeaveOut,
+}
+
+/// An endpoint's part of the connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Share {
+    pub(super) weight: u32,
+    pub(super) thresholds: Thresholds,
+}
+
+impl Share {
+    pub(super) fn of(endpoint: &SelectedEndpoint) -> Self {
+        let most = endpoint.most_connections.into();
+        Self {
+            weight: endpoint.weight.into(),
+            // The lower one does not exceed it.
+            thresholds: Thresholds::new(most, 0).unwrap_or_default(),
+        }
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "weight {}", self.weight)?;
+        match self.thresholds.upper() {
+            0 => Ok(()),
+            most => write!(f, " at most {most} connections"),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,11 +176,11 @@ impl fmt::Display for Change {
                 };
                 let frontend = place.frontend;
                 match change {
-                    EndpointChange::Add(weight) => {
-                        write!(f, "{endpoint} weight {weight} to {frontend}{clients}")
+                    EndpointChange::Add(share) => {
+                        write!(f, "{endpoint} {share} to {frontend}{clients}")
                     }
-                    EndpointChange::Weigh(weight) => {
-                        write!(f, "{endpoint} weight {weight} of {frontend}{clients}")
+                    EndpointChange::Weigh(share) => {
+                        write!(f, "{endpoint} {share} of {frontend}{clients}")
                     }
                     EndpointChange::Drain(_) => {
                         write!(f, "{endpoint} weight 0 of {frontend}{clients}")

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use schedulers::Thresholds;
 
 use super::Userspace;
-use super::change::{Change, EndpointChange, FrontendChange, Place};
+use super::change::{Change, EndpointChange, FrontendChange, Place, Share};
 use super::served::{Pool, Served, pool_config, route, transport};
 use crate::dataplane::Failure;
 use crate::plan::frontend::Frontend;
@@ -128,13 +128,17 @@ impl Userspace {
             false => Some(&mut served.outside),
         };
         let pool = pool.ok_or_else(|| errno(Errno::SRCH))?;
-        let (endpoints, none) = (&pool.endpoints, Thresholds::default());
+        let endpoints = &pool.endpoints;
         pool.draining.remove(&endpoint);
         match change {
-            EndpointChange::Add(weight) => endpoints.add(endpoint, weight.into(), none)?,
-            EndpointChange::Weigh(weight) => endpoints.set(endpoint, weight.into(), none)?,
+            EndpointChange::Add(share) => {
+                endpoints.add(endpoint, share.weight, share.thresholds)?
+            }
+            EndpointChange::Weigh(share) => {
+                endpoints.set(endpoint, share.weight, share.thresholds)?;
+            }
             EndpointChange::Drain(deadline) => {
-                endpoints.set(endpoint, 0, none)?;
+                endpoints.set(endpoint, 0, Thresholds::default())?;
                 pool.draining.insert(endpoint, deadline);
                 self.draining.insert(place.frontend);
                 self.drains.reset();
@@ -178,7 +182,8 @@ impl Userspace {
         for endpoint in endpoints {
             let address = (endpoint.address, endpoint.port).into();
             if !self.is_frontend(&frontend, address, desired) {
-                pool.add(address, endpoint.weight.into(), Thresholds::default())?;
+                let share = Share::of(endpoint);
+                pool.add(address, share.weight, share.thresholds)?;
             }
         }
         Ok(Pool::of(pool))

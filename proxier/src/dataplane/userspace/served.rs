@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relay::{
-    Counts, EndpointPool, Handling, InsideClients, Listening, PoolConfig, Route, Transport,
+    Counts, EndpointPool, Handling, InsideClients, Listening, Membership, PoolConfig, Route,
+    Transport,
 };
 use schedulers::{Flags, Options};
 
-use super::change::{Change, EndpointChange, Place};
+use super::change::{Change, EndpointChange, Place, Share};
 use super::client_sources::ClientSources;
 use crate::cluster::model::{Family, Protocol};
 use crate::plan::{Balancing, FrontendPlan, SelectedEndpoint};
@@ -57,7 +58,9 @@ impl Served {
         let mut pools = self.pools();
         pools.any(|(_, pool)| {
             let members = pool.endpoints.members();
-            members.into_values().any(|(_, it)| it != Counts::default())
+            members
+                .into_values()
+                .any(|it| it.counts != Counts::default())
         })
     }
 
@@ -136,18 +139,19 @@ impl Pool {
             if is_frontend(address) {
                 continue;
             }
+            let share = Share::of(endpoint);
             let is_draining = self.draining.contains_key(&address);
             match present.remove(&address) {
-                None => push(address, EndpointChange::Add(endpoint.weight)),
-                Some((weight, _)) if weight != u32::from(endpoint.weight) || is_draining => {
-                    push(address, EndpointChange::Weigh(endpoint.weight));
-                }
-                Some(_) => {}
+                None => push(address, EndpointChange::Add(share)),
+                Some(it)
+                    if (it.weight, it.thresholds) == (share.weight, share.thresholds)
+                        && !is_draining => {}
+                Some(_) => push(address, EndpointChange::Weigh(share)),
             }
         }
-        for (address, (_, connections)) in present {
+        for (address, Membership { counts, .. }) in present {
             let deadline = self.draining.get(&address);
-            let is_over = |&at: &Duration| at <= now || connections == Counts::default();
+            let is_over = |&at: &Duration| at <= now || counts == Counts::default();
             if is_frontend(address) {
                 push(address, EndpointChange::LeaveOut);
             } else if end <= now || deadline.is_some_and(is_over) {

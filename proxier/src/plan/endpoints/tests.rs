@@ -114,6 +114,7 @@ impl Scene {
             port,
             Family::V4,
             (&topology, weighing),
+            0,
         );
         sets.cluster
             .iter()
@@ -132,6 +133,7 @@ impl Scene {
             port,
             Family::V4,
             (topology, weighing),
+            0,
         )
     }
 

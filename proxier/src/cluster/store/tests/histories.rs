@@ -264,6 +264,7 @@ fn annotations() -> impl Strategy<Value = Annotations> {
         option::of(keys),
         any::<Option<u32>>(),
         any::<Option<u32>>(),
+        any::<Option<u16>>(),
     );
     fields.prop_map(|fields| Annotations {
         scheduler: fields.0,
@@ -276,6 +277,7 @@ fn annotations() -> impl Strategy<Value = Annotations> {
         topology_keys: fields.7,
         slow_start_secs: fields.8,
         passive_health: fields.9,
+        most_connections: fields.10,
     })
 }
 

@@ -276,6 +276,7 @@ mod tests {
             address: [10, 128, 0, number].into(),
             port: 8080,
             weight: 1,
+            most_connections: 0,
         }
     }
 

@@ -33,6 +33,7 @@ fn endpoint(frontend: &Frontend, number: u8, weight: u16) -> SelectedEndpoint {
         address,
         port: 8080,
         weight,
+        most_connections: 0,
     }
 }
 
