@@ -228,11 +228,13 @@ impl<D: Dataplane> Proxier<D> {
     /// The work is a failed change to try again, connections of draining destinations to count, a write of
     /// the ledger or of rules to try again, flows to sweep, missing schedulers to ask for again, or the end of a slow start.
     pub fn next_due(&self) -> Option<Duration> {
-        let due = self.dataplane.next_due().into_iter();
         let Cluster {
             newcomers, silence, ..
         } = &self.cluster;
-        due.chain(newcomers.due()).chain(silence.due()).min()
+        let hears = !self.dataplane.capabilities().lacks_answers;
+        let silence = silence.due().filter(|_| hears);
+        let due = self.dataplane.next_due().into_iter();
+        due.chain(newcomers.due()).chain(silence).min()
     }
 
     /// Programs the changes since the last round, and the work that is due.

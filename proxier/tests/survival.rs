@@ -50,6 +50,8 @@ mod privilege;
 mod repair;
 #[path = "survival/retire.rs"]
 mod retire;
+#[path = "survival/standings.rs"]
+mod standings;
 #[path = "survival/turns.rs"]
 mod turns;
 #[path = "survival/volume.rs"]
