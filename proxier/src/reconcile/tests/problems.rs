@@ -27,14 +27,14 @@ fn the_kept_list_follows_what_decides_about_service_ranges() {
         name: name.clone(),
         object: Some(ServiceCidr {
             name: "oops".into(),
-            ranges: vec![Cidr::parse("172.18.0.0/16").unwrap()],
+            ranges: vec![Cidr::parse("172.19.0.0/16").unwrap()],
         }),
         problems: Vec::new(),
         changed: None,
     }))]);
     assert_eq!(objects(&mut proxier), [""; 0]);
     // Of the machine, and then of the snapshot.
-    let address = [172, 18, 0, 2].into();
+    let address = [172, 19, 0, 2].into();
     proxier.dataplane.kernel.machine.addresses.insert(address);
     assert_eq!(objects(&mut proxier), ["ServiceCIDR oops"]);
     proxier.dataplane.kernel.machine.addresses.remove(&address);
