@@ -1,7 +1,5 @@
 //! The way from the dataplane nftables to another one on a live node.
 
-use std::time::Duration;
-
 use nftables::RulesClient;
 use tracing::Level;
 
@@ -47,23 +45,14 @@ impl FormerNftables {
 }
 
 impl<D: Dataplane> Chore<D> for FormerNftables {
-    fn due(&self) -> Option<Duration> {
-        self.client.as_ref().and_then(|_| self.retry.due())
-    }
-
     fn after(&mut self, round: &Round<'_, D>) {
         let Ok(applied) = round.result else {
             return;
         };
         self.tries += u32::from(round.extent == Extent::All);
         let is_whole = round.has_succeeded() && applied.has_tried_all;
-        if self.retry.is_waiting(round.now) {
-            return;
-        }
-        // What is due must not stay due, whatever this round finds.
-        self.retry.clear();
         let serves = round.proxier.dataplane().has_written_rules();
-        if !serves || !is_whole && self.tries < MOST_TRIES {
+        if self.retry.is_waiting(round.now) || !serves || !is_whole && self.tries < MOST_TRIES {
             return;
         }
         let Some(client) = &mut self.client else {
@@ -77,7 +66,8 @@ impl<D: Dataplane> Chore<D> for FormerNftables {
             }
             Err(error) => {
                 self.retry.back_off(round.now);
-                let text = format_args!("removing table inet {TABLE}: {error}; trying again");
+                let text =
+                    format_args!("removing table inet {TABLE}: {error}; a later round tries again");
                 report.add(Level::WARN, "failures to remove the former dataplane", text);
             }
         }
