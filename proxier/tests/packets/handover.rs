@@ -70,7 +70,7 @@ fn ask(to: SocketAddr, is_over: &AtomicBool, phase: &AtomicUsize) -> Met {
         met.asked += 1;
         match answer.backend() {
             None => met.errors.push(answer),
-            Some(pod) if before == after && before % 2 == 0 => {
+            Some(pod) if before == after && before.is_multiple_of(2) => {
                 if !PODS[before / 2 % 2].contains(&pod) {
                     met.wrong.push((before, pod.to_owned()));
                 }
