@@ -12,6 +12,8 @@ use crate::cluster::model::Protocol;
 use crate::cluster::model::{Cidr, Family, Networks, TrafficPolicy};
 use crate::plan::{Availability, InsidePlan, Profile, Scope, SelectedEndpoint, example};
 
+mod clients;
+
 const FRONTEND_ADDRESSES: [&str; 2] = ["10.96.0.1", "fd00:10:96::1"];
 
 /// Returns one of four frontends.
@@ -216,6 +218,7 @@ proptest! {
             // No other frontend takes its counter from one that stays.
             let stay = |it: &Frontend| desired.frontends.contains_key(it);
             prop_assert!(were_counted.into_iter().filter(stay).all(|it| rules.counts(&it)));
+            clients::assert_served(&kernel.0, &desired);
             // A plan that is followed already changes nothing.
             rules.follow(&desired, &changed(desired.clone(), [frontend]));
             prop_assert_eq!(rules.take_commands(), []);
