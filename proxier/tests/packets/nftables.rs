@@ -284,6 +284,9 @@ const ALL_OR_NONE: [RangeInclusive<usize>; 2] = [NONE, DRAWS..=DRAWS];
 /// The connections of each scheduler.
 const DRAWS: usize = 120;
 
+/// The schedulers that count connections, which nf_tables cannot.
+const COUNTING: [&str; 8] = ["lc", "wlc", "sed", "nq", "lblc", "lblcr", "twos", "ovf"];
+
 #[test]
 fn schedulers_share_connections_by_weight_and_by_client() {
     lab::test(|| {
@@ -292,8 +295,6 @@ fn schedulers_share_connections_by_weight_and_by_client() {
         for (scheduler, flags, weights, shares) in [
             ("rr", "", "*:1", &[HALF][..]),
             ("wrr", "", weights_of_three, &[QUARTER]),
-            // Not possible, so rr serves.
-            ("wlc", "", "*:1", &[HALF]),
             ("sh", "", "*:1", &ALL_OR_NONE),
             ("sh", "port", "*:1", &[HALF]),
             ("mh", "", "*:1", &[HALF]),
@@ -307,18 +308,30 @@ fn schedulers_share_connections_by_weight_and_by_client() {
                 let flags = Some(("scheduler-flags", flags)).filter(|(_, flags)| !flags.is_empty());
                 web.annotations.extend(flags);
             }));
-            let problems = maps.proxier.problems();
-            assert_eq!(
-                problems.len(),
-                usize::from(scheduler == "wlc"),
-                "{problems:?}"
-            );
+            assert_eq!(maps.proxier.problems(), []);
             for to in ["10.96.1.1:53", "[fd00:10:96::1]:53"] {
                 let answers = draws(&maps.cluster.pod3, &[to], DRAWS);
                 let of_pod1 = answers.iter().filter(|it| it[0] == "pod1").count();
                 let is_fair = shares.iter().any(|share| share.contains(&of_pod1));
                 assert!(is_fair, "{scheduler} at {to}: {of_pod1} of {DRAWS}");
             }
+        }
+        for scheduler in COUNTING {
+            maps.program(Services::dual().edit("web", |web| {
+                web.annotations = vec![("scheduler", scheduler)];
+            }));
+            let problems = maps.proxier.problems();
+            let [problem] = &problems[..] else {
+                panic!("{scheduler}: {problems:?}");
+            };
+            assert_eq!(problem.value, scheduler);
+            assert!(
+                problem.message.ends_with("; rr is used instead"),
+                "{problem}"
+            );
+            let answers = draws(&maps.cluster.pod3, &["10.96.1.1:53"], 24);
+            let pods: BTreeSet<Vec<String>> = answers.into_iter().collect();
+            assert_eq!(pods.len(), 2, "{scheduler}: {pods:?}");
         }
     });
 }
