@@ -50,9 +50,11 @@ pub(crate) fn anonymous_sets(rule: &Rule, next_id: &mut u32) -> Vec<AnonymousSet
 
 fn content(statement: &Statement) -> Option<(KeyType, u32, Vec<AnonymousElement>)> {
     match statement {
-        Statement::Match(Match::Source(_, networks) | Match::Destination(networks))
-            if networks.single().is_none() =>
-        {
+        Statement::Match(
+            Match::Source(_, networks)
+            | Match::Destination(networks)
+            | Match::OriginalDestination(networks),
+        ) if networks.single().is_none() => {
             let key = KeyType::Address(networks.family());
             Some((key, NFT_SET_INTERVAL, interval_elements(networks)))
         }

@@ -187,13 +187,17 @@ impl Expressions<'_, '_> {
             Match::Source(relation, networks) => {
                 let family = networks.family();
                 let selector = Selector::Source(family);
-                self.address((selector, source_offset(family)), *relation, networks);
+                self.address((selector, Some(source_offset(family))), *relation, networks);
             }
             Match::Destination(networks) => {
                 let family = networks.family();
                 let selector = Selector::Destination(family);
                 let offset = destination_offset(family);
-                self.address((selector, offset), Relation::Is, networks);
+                self.address((selector, Some(offset)), Relation::Is, networks);
+            }
+            Match::OriginalDestination(networks) => {
+                let selector = Selector::OriginalDestination(networks.family());
+                self.address((selector, None), Relation::Is, networks);
             }
             Match::Equals(selector, value) => {
                 let mut bytes = KeyBytes::new();
@@ -245,14 +249,8 @@ impl Expressions<'_, '_> {
                 self.load(Selector::Mark, FIRST);
                 self.compare(Relation::Is, &[0; 4]);
             }
-            Match::SourceIsLocal => {
-                self.expression("fib", |data| {
-                    data.u32_be(NFTA_FIB_DREG, FIRST.number());
-                    data.u32_be(NFTA_FIB_RESULT, NFT_FIB_RESULT_ADDRTYPE);
-                    data.u32_be(NFTA_FIB_FLAGS, NFTA_FIB_F_SADDR);
-                });
-                self.compare(Relation::Is, &RTN_LOCAL.to_ne_bytes());
-            }
+            Match::SourceIsLocal => self.is_local(NFTA_FIB_F_SADDR),
+            Match::DestinationIsLocal => self.is_local(NFTA_FIB_F_DADDR),
             Match::TransparentSocket => {
                 self.expression("socket", |data| {
                     data.u32_be(NFTA_SOCKET_KEY, NFT_SOCKET_TRANSPARENT);
@@ -283,10 +281,20 @@ impl Expressions<'_, '_> {
         self.compare(Relation::Is, &[kind]);
     }
 
-    /// Compares an address, which begins at `offset` of the network header.
+    /// Compares the type of the address that `flags` choose.
+    fn is_local(&mut self, flags: u32) {
+        self.expression("fib", |data| {
+            data.u32_be(NFTA_FIB_DREG, FIRST.number());
+            data.u32_be(NFTA_FIB_RESULT, NFT_FIB_RESULT_ADDRTYPE);
+            data.u32_be(NFTA_FIB_FLAGS, flags);
+        });
+        self.compare(Relation::Is, &RTN_LOCAL.to_ne_bytes());
+    }
+
+    /// Compares an address, which begins at `offset` of the network header if it is in the packet.
     fn address(
         &mut self,
-        (selector, offset): (Selector, u32),
+        (selector, offset): (Selector, Option<u32>),
         relation: Relation,
         networks: &Networks,
     ) {
@@ -298,7 +306,10 @@ impl Expressions<'_, '_> {
         Value::from(network.network()).encode(&mut bytes);
         let length = usize::from(network.prefix_len());
         let whole_bytes = length / 8;
-        if length > 0 && length % 8 == 0 {
+        if let Some(offset) = offset
+            && length > 0
+            && length % 8 == 0
+        {
             // nft loads only the bytes of the prefix.
             self.compare_family(networks.family());
             let length = u32::from(network.prefix_len() / 8);

@@ -28,6 +28,8 @@ pub struct Packet {
     pub input: Arc<str>,
     /// Whether its source is an address of this machine.
     pub source_is_local: bool,
+    /// Whether its destination before destination NAT is an address of this machine.
+    pub destination_is_local: bool,
     /// Its mark.
     pub mark: u32,
     /// Its destination before destination NAT, if a rule changed it.
@@ -54,6 +56,7 @@ impl Packet {
             destination,
             input: input.into(),
             source_is_local: input.is_empty(),
+            destination_is_local: false,
             mark: 0,
             original: None,
             is_masqueraded: false,
@@ -245,6 +248,9 @@ impl Packet {
                 networks.family() == source.into() && is(relation, networks.contains(source))
             }
             Match::Destination(networks) => networks.contains(self.destination.ip()),
+            Match::OriginalDestination(networks) => {
+                networks.contains(self.original.unwrap_or(self.destination).ip())
+            }
             Match::Equals(selector, value) => self.clone().value(*selector) == Some(*value),
             Match::Protocol(protocols) => protocols.contains(&self.protocol),
             Match::InputInterface(relation, name) => is(relation, self.input == *name),
@@ -256,6 +262,7 @@ impl Packet {
             Match::HasMark(bits) => self.mark & bits == *bits,
             Match::Unmarked => self.mark == 0,
             Match::SourceIsLocal => self.source_is_local,
+            Match::DestinationIsLocal => self.destination_is_local,
             Match::Established
             | Match::Reply
             | Match::TransparentSocket

@@ -122,6 +122,8 @@ pub enum Match {
     Source(Relation, Networks),
     /// Its destination address is in one of these networks.
     Destination(Networks),
+    /// The destination address of its connection's first packet, before translation, is in one of these networks.
+    OriginalDestination(Networks),
     /// A value of it equals this one.
     Equals(Selector, Value),
     /// Its transport protocol is one of these.
@@ -146,6 +148,8 @@ pub enum Match {
     Unmarked,
     /// Its source is an address of this machine.
     SourceIsLocal,
+    /// Its destination is an address of this machine.
+    DestinationIsLocal,
     /// A socket with the option `IP_TRANSPARENT` receives it, whether or not its destination is an address of this
     /// machine.
     TransparentSocket,
@@ -330,6 +334,10 @@ impl fmt::Display for Match {
                 let selector = Selector::Destination(networks.family());
                 write!(f, "{selector} {networks}")
             }
+            Self::OriginalDestination(networks) => {
+                let selector = Selector::OriginalDestination(networks.family());
+                write!(f, "{selector} {networks}")
+            }
             Self::Equals(selector, value) => write!(f, "{selector} {value}"),
             Self::Protocol(protocols) => match protocols[..] {
                 [protocol] => write!(f, "meta l4proto {}", protocol_name(protocol)),
@@ -354,6 +362,7 @@ impl fmt::Display for Match {
             }
             Self::Unmarked => f.write_str("meta mark 0x00000000"),
             Self::SourceIsLocal => f.write_str("fib saddr type local"),
+            Self::DestinationIsLocal => f.write_str("fib daddr type local"),
             Self::TransparentSocket => f.write_str("socket transparent 1"),
             Self::ArpRequest => f.write_str("arp operation request arp hlen 6"),
             Self::EchoRequest(Family::V4) => f.write_str("icmp type echo-request"),

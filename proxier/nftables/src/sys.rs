@@ -193,6 +193,7 @@ pub const NFTA_FIB_RESULT: u16 = 2;
 pub const NFTA_FIB_FLAGS: u16 = 3;
 pub const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
 pub const NFTA_FIB_F_SADDR: u32 = 1;
+pub const NFTA_FIB_F_DADDR: u32 = 2;
 pub const RTN_LOCAL: u32 = 2;
 
 pub const NFTA_SOCKET_KEY: u16 = 1;

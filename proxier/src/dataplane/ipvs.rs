@@ -179,7 +179,9 @@ impl<K: Kernel> Ipvs<K> {
     /// Returns the address ranges that decide about ownership.
     fn territory(&self, planned: Planned<'_>) -> Territory {
         Territory {
-            ours: service_ranges::plausible(planned.snapshot, planned.machine).collect(),
+            ours: service_ranges::plausible(planned.snapshot, planned.machine)
+                .into_iter()
+                .collect(),
             excluded: self.excluded.clone(),
         }
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::{Machine, PlanConfig};
-use crate::cluster::model::{Cidr, Family, Node};
+use crate::cluster::model::{Cidr, Family, Node, ObjectName};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Snapshot;
 
@@ -21,12 +21,11 @@ pub struct ServiceRanges {
 }
 
 /// Returns the service ranges of ServiceCIDRs that are not doubtful.
-pub(crate) fn plausible(snapshot: &Snapshot, machine: &Machine) -> impl Iterator<Item = Cidr> {
+pub(crate) fn plausible(snapshot: &Snapshot, machine: &Machine) -> BTreeSet<Cidr> {
     let ranges = snapshot.service_cidrs().flat_map(|cidr| &cidr.ranges);
-    let node = snapshot.node();
-    ranges
-        .filter(move |range| doubt(range, &machine.addresses, node).is_none())
-        .copied()
+    let taken = Taken::new(snapshot, machine);
+    let is_plausible = |range: &&Cidr| taken.doubt(range).is_none();
+    ranges.filter(is_plausible).copied().collect()
 }
 
 /// Returns the ranges in which an address without a Service is rejected.
@@ -39,9 +38,11 @@ pub(super) fn rejecting(
     if *pass {
         return BTreeSet::new();
     }
-    let named = named.iter().copied();
-    let named = named.filter(|range| doubt(range, &machine.addresses, snapshot.node()).is_none());
-    plausible(snapshot, machine).chain(named).collect()
+    let taken = Taken::new(snapshot, machine);
+    let mut all = plausible(snapshot, machine);
+    let is_plausible = |range: &&Cidr| taken.doubt(range).is_none();
+    all.extend(named.iter().filter(is_plausible));
+    all
 }
 
 /// Returns a Problem for each service range that decides nothing.
@@ -65,8 +66,9 @@ pub(crate) fn problems(
             range,
         )
     });
+    let taken = Taken::new(snapshot, machine);
     let problem = |(object, field, range): (String, String, &Cidr)| {
-        let doubt = doubt(range, &machine.addresses, snapshot.node())?;
+        let doubt = taken.doubt(range)?;
         let message = format!(
             "{doubt}; virtual servers in it are not deleted because of it, and packets to its unallocated addresses are \
              not rejected"
@@ -76,33 +78,63 @@ pub(crate) fn problems(
     of_objects.chain(named).filter_map(problem).collect()
 }
 
-/// Returns why a service range must decide nothing; `None` if it may. `machine_addresses` are those of the node's
-/// interfaces.
-///
-/// The API server accepts ServiceCIDRs of any size, so that a wrong one could contain the virtual servers of other
-/// programs, and other machines. It allocates from at most a /12 of IPv4 if the range is a flag, and /8 is the largest
-/// private network. Of IPv6 it uses 64 bits at most, and /48 is the network of a whole site.
-fn doubt(
-    range: &Cidr,
-    machine_addresses: &BTreeSet<IpAddr>,
-    node: Option<&Node>,
-) -> Option<String> {
-    let least = match range.family() {
-        Family::V4 => 8,
-        Family::V6 => 48,
-    };
-    if range.prefix_len() < least {
-        return Some(format!("is larger than /{least}"));
+/// Addresses that no service range can have.
+struct Taken<'a> {
+    /// Those of this node's interfaces.
+    machine: &'a BTreeSet<IpAddr>,
+    node: Option<&'a Node>,
+    api_servers: Vec<IpAddr>,
+}
+
+impl<'a> Taken<'a> {
+    fn new(snapshot: &'a Snapshot, machine: &'a Machine) -> Self {
+        let kubernetes = snapshot.service(&ObjectName::new("default", "kubernetes"));
+        let is_service = |address: &&IpAddr| {
+            kubernetes.is_some_and(|service| service.cluster_ips.contains(address))
+        };
+        // This node's connection to the API server may lead to the Service.
+        let connected = machine.peers.api_servers.iter();
+        let connected = connected.filter(|address| !is_service(address));
+        Self {
+            machine: &machine.addresses,
+            node: snapshot.node(),
+            api_servers: snapshot
+                .api_servers()
+                .iter()
+                .chain(connected)
+                .copied()
+                .collect(),
+        }
     }
-    let of_node = node.into_iter().flat_map(|node| &node.addresses);
-    let mut addresses = machine_addresses.iter().chain(of_node);
-    if let Some(address) = addresses.find(|&&address| range.contains(address)) {
-        return Some(format!("contains {address}, an address of this node"));
+
+    /// Returns why a service range must decide nothing; `None` if it may.
+    ///
+    /// The API server accepts ServiceCIDRs of any size, so that a wrong one could contain the virtual servers of other
+    /// programs, and other machines. It allocates from at most a /12 of IPv4 if the range is a flag, and /8 is the largest
+    /// private network. Of IPv6 it uses 64 bits at most, and /48 is the network of a whole site. A node that rejected
+    /// connections to its API servers would not learn that the range was corrected.
+    fn doubt(&self, range: &Cidr) -> Option<String> {
+        let least = match range.family() {
+            Family::V4 => 8,
+            Family::V6 => 48,
+        };
+        if range.prefix_len() < least {
+            return Some(format!("is larger than /{least}"));
+        }
+        let of_node = self.node.into_iter().flat_map(|node| &node.addresses);
+        let mut addresses = self.machine.iter().chain(of_node);
+        if let Some(address) = addresses.find(|&&address| range.contains(address)) {
+            return Some(format!("contains {address}, an address of this node"));
+        }
+        let mut api_servers = self.api_servers.iter();
+        if let Some(address) = api_servers.find(|&&address| range.contains(address)) {
+            return Some(format!("contains {address}, the address of an API server"));
+        }
+        let mut pods = self.node.into_iter().flat_map(|node| &node.pod_cidrs);
+        let pods =
+            pods.find(|pods| range.contains(pods.network()) || pods.contains(range.network()))?;
+        Some(format!("overlaps {pods}, this node's network of Pods"))
     }
-    let mut pods = node.into_iter().flat_map(|node| &node.pod_cidrs);
-    let pods =
-        pods.find(|pods| range.contains(pods.network()) || pods.contains(range.network()))?;
-    Some(format!("overlaps {pods}, this node's network of Pods"))
 }
 
 #[cfg(test)]
@@ -112,6 +144,7 @@ mod tests {
     #[test]
     fn large_ranges_and_those_of_the_node_are_doubtful() {
         let machine = ["172.18.0.2", "fd00:172:18::2"].map(|text| text.parse().unwrap());
+        let machine = machine.into();
         let node = Node {
             name: "node".into(),
             addresses: Vec::new(),
@@ -119,6 +152,11 @@ mod tests {
             region: None,
             pod_cidrs: vec![Cidr::parse("10.244.1.0/24").unwrap()],
             is_leaving: false,
+        };
+        let taken = Taken {
+            machine: &machine,
+            node: Some(&node),
+            api_servers: vec![[172, 19, 0, 5].into()],
         };
         for (range, doubt) in [
             ("10.96.0.0/12", None),
@@ -137,6 +175,10 @@ mod tests {
                 "172.18.0.0/16",
                 Some("contains 172.18.0.2, an address of this node"),
             ),
+            (
+                "172.19.0.0/16",
+                Some("contains 172.19.0.5, the address of an API server"),
+            ),
             ("fd00:10:96::/108", None),
             ("fd00:10:96::/48", None),
             ("fd00:10::/47", Some("is larger than /48")),
@@ -146,8 +188,7 @@ mod tests {
             ),
         ] {
             let range = Cidr::parse(range).unwrap();
-            let found = super::doubt(&range, &machine.into(), Some(&node));
-            assert_eq!(found.as_deref(), doubt, "{range}");
+            assert_eq!(taken.doubt(&range).as_deref(), doubt, "{range}");
         }
     }
 }

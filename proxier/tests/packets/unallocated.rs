@@ -6,7 +6,7 @@ use proxier::testing::model::{Cidr, ObjectName, ServiceCidr};
 use proxier::testing::store::{Event, Parsed, Update};
 
 use super::scene::{Scene, Subject, with_each_dataplane};
-use super::services::Services;
+use super::services::{Endpoint, Service, Services};
 use crate::{at, check};
 
 with_each_dataplane!(connections_to_unallocated_addresses_end_at_the_node);
@@ -85,6 +85,29 @@ fn connections_to_unallocated_addresses_end_at_the_node<D: Subject>() {
         &at("10.244.2.2", "fd00:244:2::2", 8080, 5353),
         &["podB1/client"],
     );
+
+    // An endpoint of a network outside that the range overlaps, and a process of the node with an address of the range.
+    let company = Endpoint::new("10.96.9.9", "fd00:10:96::9:9", "node-b");
+    let service = Service::new("company", ["10.96.60.1", "fd00:10:96::60:1"]);
+    let service = service.endpoints(&[company]).node_ports([30060, 30061]);
+    scene.program(Services::dual().with(service));
+    scene.client("ext").serve_tcp(8080);
+    let node = scene.client("node");
+    node.exec(&["ip", "route", "add", "local", "10.96.9.7", "dev", "lo"]);
+    node.serve_tcp(8099);
+    for (client, to, server) in [
+        ("pod3", "tcp 10.96.60.1:80", "ext/"),
+        ("node", "tcp 10.96.60.1:80", "ext/"),
+        ("pod3", "tcp [fd00:10:96::60:1]:80", "ext/"),
+        ("pod3", "tcp 172.18.0.2:30060", "ext/"),
+        ("podB1", "tcp 172.18.0.2:30060", "ext/"),
+        ("node", "tcp 10.96.9.7:8099", "node-a/"),
+    ] {
+        let answers = scene.ask(client, to, 1);
+        let is_served = answers.iter().all(|it| it.starts_with(server));
+        assert!(is_served, "{client} to {to}: {answers:?}");
+    }
+    check(&scene, "pod3", &unallocated, &["refused"]);
 
     // What another proxy translates has a destination.
     scene.nft(

@@ -1,13 +1,14 @@
 //! Rejects new connections to addresses of the service ranges that no Service has.
 //!
-//! Destination NAT and IPVS have run before these chains, so a packet that is still for such an address has no Service, not
-//! even one of another proxy (label `service.kubernetes.io/service-proxy-name`). It would leave by the default route.
+//! Destination NAT and IPVS have run before these chains, so a packet that was for such an address from the beginning, and
+//! still is, has no Service, not even one of another proxy (label `service.kubernetes.io/service-proxy-name`). It would
+//! leave by the default route. An endpoint may have an address in a range that overlaps a network outside.
 
 use std::collections::BTreeSet;
 
-use ::nftables::{Chain, Hook, Match, Verdict};
+use ::nftables::{Chain, Hook, Match, Selector, Verdict};
 
-use super::{FAMILIES, Part, REFUSE, SERVICE_ADDRESSES, addressed_to, goto, rule};
+use super::{FAMILIES, Part, REFUSE, SERVICE_ADDRESSES, goto, rule, within};
 use crate::cluster::model::{Cidr, Networks};
 
 const UNALLOCATED: &str = "unallocated";
@@ -24,14 +25,19 @@ pub(in crate::dataplane) fn unallocated(ranges: &BTreeSet<Cidr>) -> Vec<Part> {
         .filter(|it| !it.is_empty());
     let to_ranges: Vec<_> = networks
         .map(|networks| {
+            let was_to = Match::OriginalDestination(networks.clone());
             let to = Match::Destination(networks);
-            rule([Match::New.into(), to.into(), goto(UNALLOCATED)])
+            let (to, was_to) = (to.into(), was_to.into());
+            rule([Match::New.into(), to, was_to, goto(UNALLOCATED)])
         })
         .collect();
     let allocated = FAMILIES.map(|family| {
-        let to = addressed_to(family, SERVICE_ADDRESSES);
+        let original = [Selector::OriginalDestination(family)];
+        let to = within(original, SERVICE_ADDRESSES.of(family));
         rule([to, Verdict::Return.into()])
     });
+    // Such as that of a local DNS cache.
+    let local = rule([Match::DestinationIsLocal.into(), Verdict::Return.into()]);
     let refuse = rule([goto(REFUSE)]);
     // With other programs' filters, so that theirs may drop.
     [
@@ -39,7 +45,10 @@ pub(in crate::dataplane) fn unallocated(ranges: &BTreeSet<Cidr>) -> Vec<Part> {
         Chain::at("unallocated-output", Hook::Output(0), to_ranges),
         Chain::new(
             UNALLOCATED,
-            allocated.into_iter().chain([refuse]).collect::<Vec<_>>(),
+            allocated
+                .into_iter()
+                .chain([local, refuse])
+                .collect::<Vec<_>>(),
         ),
     ]
     .map(Part::Chain)

@@ -161,6 +161,7 @@ impl Rules<'_> {
 
     fn arrive(self, packet: &mut Packet, addresses: Addresses<'_>, has_mark: &mut bool) -> Arrival {
         let is_sent = packet.source_is_local;
+        packet.destination_is_local = addresses.are_local(packet.destination.ip());
         let arriving = match is_sent {
             true => Place::Output,
             false => Place::Prerouting,
