@@ -1,7 +1,7 @@
 //! The dataplane of nf_tables alone: the same clients, without IPVS and without local service addresses.
 
 use std::collections::BTreeSet;
-use std::fmt::Display;
+use std::fmt::{Display, Write as _};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicBool;
@@ -270,6 +270,46 @@ fn a_client_with_affinity_stays_at_its_endpoint() {
             let is_removed = before.starts_with("pod1/");
             assert!(is_removed != (*before == after), "{before}, then {after}");
             assert!(!after.starts_with("pod1/"), "{after}");
+        }
+    });
+}
+
+/// Without room for a client, it is served as without affinity: source ranges and policies still hold.
+#[test]
+fn a_full_map_of_affinity_fails_closed() {
+    lab::test(|| {
+        const BALANCED: &str = "tcp 198.51.100.30:80";
+        let services = Services::dual().edit("web", |web| {
+            web.has_affinity = true;
+            web.external_policy = TrafficPolicy::Local;
+            web.load_balancer_ips = vec!["198.51.100.30"];
+            web.source_ranges = vec!["203.0.113.0/24".to_owned()];
+            *web = web.clone().endpoints(&[POD1, POD_B1]);
+        });
+        let maps = Maps::serving(services);
+        for third in (0..=255_u32).step_by(64) {
+            let mut elements = String::new();
+            for client in (third << 8)..((third + 64) << 8) {
+                for port in 1..=4 {
+                    let [.., high, low] = client.to_be_bytes();
+                    let client = format!("10.9.9.9 . tcp . {port} . 10.77.{high}.{low}");
+                    writeln!(elements, "{client} : 10.244.1.2 . 8080,").unwrap();
+                }
+            }
+            maps.nft(&format!(
+                "add element inet {TABLE} affinity-4 {{ {elements} }}"
+            ));
+        }
+        // It is full: nobody is remembered.
+        let of_web = maps.clients().ask("pod3", "tcp 10.96.1.1:80", 40);
+        assert_eq!(of_web.len(), 2, "{of_web:?}");
+        for _ in 0..10 {
+            let allowed = maps.clients().ask("ext", BALANCED, 1);
+            let is_local = allowed.iter().all(|it| it.starts_with("pod1/"));
+            assert!(is_local, "{allowed:?}");
+        }
+        for client in ["pod3", "podB1"] {
+            check_in(maps.clients(), client, &[BALANCED.to_owned()], &["timeout"]);
         }
     });
 }
