@@ -231,10 +231,8 @@ impl<D: Dataplane> Proxier<D> {
         let Cluster {
             newcomers, silence, ..
         } = &self.cluster;
-        let hears = !self.dataplane.capabilities().lacks_answers;
-        let silence = silence.due().filter(|_| hears);
         let due = self.dataplane.next_due().into_iter();
-        due.chain(newcomers.due()).chain(silence).min()
+        due.chain(newcomers.due()).chain(silence.due()).min()
     }
 
     /// Programs the changes since the last round, and the work that is due.

@@ -79,7 +79,7 @@ impl<D: Dataplane> Proxier<D> {
             ..
         } = &mut self.cluster;
         let (most, mut left) = silence::MOST;
-        for service in ears.take_due(now) {
+        for service in ears.take_due(now, &mut machine.standings) {
             let frontends = planner.frontends_of(&service);
             let frontends = &frontends[..frontends.len().min(most)];
             if frontends.len() > left {
@@ -103,14 +103,14 @@ impl<D: Dataplane> Proxier<D> {
                 silence,
             } = &mut self.cluster;
             let standings = &mut machine.standings;
-            silence.follow(&input.snapshot, &touched, standings);
+            let capabilities = self.dataplane.capabilities();
+            silence.follow(&input.snapshot, (&touched, capabilities), standings);
             newcomers.update(
                 &input.snapshot,
                 (&touched, now),
                 planner.config(),
                 standings,
             );
-            let capabilities = self.dataplane.capabilities();
             let changed = planner.update(&input.snapshot, machine, capabilities, touched);
             // Each pass finds another thing that the dataplane cannot do, so the loop ends.
             if !self.follow(changed, now) {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::cluster::model::{ObjectName, Service};
 use crate::cluster::store::{Snapshot, Touched};
 use crate::dataplane::Tally;
-use crate::plan::{Answers, Standings};
+use crate::plan::{Answers, Capabilities, Standings};
 
 /// How often the counters are read. The kernel adds to those of IPVS every 2 s, so each reading has all answers to the
 /// connections of the reading before.
@@ -102,12 +102,23 @@ impl Silence {
         (!self.services.is_empty()).then_some(self.next)
     }
 
-    /// Returns the Services whose counters are due at `now`, and notes that they are read.
-    pub(super) fn take_due(&mut self, now: Duration) -> Vec<ObjectName> {
+    /// Returns the Services whose counters are due at `now`, and notes that they are read. First ends the pauses that are
+    /// over, of all Services: otherwise one with many frontends would prolong the pauses of others, whose turn to be read
+    /// comes later.
+    ///
+    /// # Cost
+    /// Linear in the endpoints of Services with passive health, if the counters are due.
+    pub(super) fn take_due(&mut self, now: Duration, standings: &mut Standings) -> Vec<ObjectName> {
         if self.due().is_none_or(|due| due > now) {
             return Vec::new();
         }
         self.next = now + PERIOD;
+        for (name, heard) in &mut self.services {
+            if heard.end_pauses(now) {
+                standings.set_silent(name, heard.silent());
+                self.revision += 1;
+            }
+        }
         let names = self.services.keys();
         let later = names
             .clone()
@@ -116,13 +127,18 @@ impl Silence {
         later.chain(earlier).cloned().collect()
     }
 
-    /// Learns which of the touched Services ask for passive health.
+    /// Learns which of the touched Services ask for passive health: none where nothing counts answers. There, an endpoint
+    /// that an earlier process left out, with another dataplane, would never return.
     pub(super) fn follow(
         &mut self,
         snapshot: &Snapshot,
-        touched: &Touched,
+        (touched, capabilities): (&Touched, &Capabilities),
         standings: &mut Standings,
     ) {
+        if capabilities.lacks_answers {
+            self.drop_earlier();
+            return;
+        }
         match touched {
             Touched::Some(names) => {
                 for name in names {
@@ -137,6 +153,10 @@ impl Silence {
                 }
             }
         }
+    }
+
+    fn drop_earlier(&mut self) {
+        self.revision += u64::from(!std::mem::take(&mut self.earlier).is_empty());
     }
 
     fn learn(&mut self, name: &ObjectName, snapshot: &Snapshot, standings: &mut Standings) {
@@ -177,11 +197,30 @@ impl Silence {
             let hearing = heard.endpoints.entry(address).or_default();
             hearing.add(total, (heard.limit, now));
         }
-        let silent = heard.endpoints.iter().filter(|(_, it)| it.until.is_some());
-        let silent: BTreeSet<IpAddr> = silent.map(|(address, _)| *address).collect();
+        let silent = heard.silent();
         let known = standings.silent_of(service);
         self.revision += u64::from(known.map_or(!silent.is_empty(), |known| *known != silent));
         standings.set_silent(service, silent);
+    }
+}
+
+impl Heard {
+    /// Ends the pauses that are over at `now`. Returns whether there are some.
+    fn end_pauses(&mut self, now: Duration) -> bool {
+        let endpoints = self.endpoints.values_mut();
+        let over = endpoints.filter(|it| it.until.is_some_and(|until| until <= now));
+        let mut has_ended = false;
+        for hearing in over {
+            hearing.end_pause(self.limit);
+            has_ended = true;
+        }
+        has_ended
+    }
+
+    /// Returns the endpoints that are left out.
+    fn silent(&self) -> BTreeSet<IpAddr> {
+        let silent = self.endpoints.iter().filter(|(_, it)| it.until.is_some());
+        silent.map(|(address, _)| *address).collect()
     }
 }
 
@@ -211,26 +250,30 @@ impl Hearing {
             return;
         }
         self.unanswered += std::mem::replace(&mut self.recent, connections);
-        match self.until {
-            Some(until) if until <= now => {
-                self.until = None;
-                // It is tried again with one connection.
-                self.unanswered = limit.saturating_sub(1);
-            }
-            None if self.unanswered >= limit => {
-                let (first, longest) = PAUSES;
-                let pause = first * 2_u32.pow(self.pauses.min(5));
-                self.until = Some(now + pause.min(longest));
-                self.pauses += 1;
-            }
-            _ => {}
+        if self.until.is_none() && self.unanswered >= limit {
+            let (first, longest) = PAUSES;
+            let pause = first * 2_u32.pow(self.pauses.min(5));
+            self.until = Some(now + pause.min(longest));
+            self.pauses += 1;
         }
+    }
+
+    /// Ends its pause. It is tried again with one connection, not with those that it still got in the pause.
+    fn end_pause(&mut self, limit: u64) {
+        self.until = None;
+        self.recent = 0;
+        self.unanswered = limit.saturating_sub(1);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
+    use api_server::Manifest;
+
     use super::*;
+    use crate::sources::manifests::{self, Options};
 
     /// Returns for each reading whether the endpoint is left out after it.
     fn left_out(limit: u64, readings: &[(u64, u64)]) -> String {
@@ -243,6 +286,9 @@ mod tests {
             .iter()
             .zip(times)
             .map(|(&(connections, packets), now)| {
+                if hearing.until.is_some_and(|until| until <= now) {
+                    hearing.end_pause(limit);
+                }
                 hearing.add(
                     Answers {
                         connections,
@@ -286,5 +332,89 @@ mod tests {
         assert_eq!(left_out(3, &[(3, 0), (3, 0), (3, 1), (3, 1)]), ".x..");
         // A deleted virtual server.
         assert_eq!(left_out(3, &[(9, 9), (0, 0), (2, 0), (2, 0)]), "....");
+    }
+
+    /// Returns a snapshot with Services of these names, each with passive health after one connection.
+    fn snapshot(names: &[&str]) -> Snapshot {
+        let services = names.iter().map(|name| {
+            Manifest::service(name)
+                .annotation("ipvs-proxier.io/passive-health", "1")
+                .cluster_ip("10.96.0.1")
+                .port("", "TCP", 80)
+        });
+        let options = Options {
+            service_cidr: Vec::new(),
+            node_name: "here".into(),
+            permits_loopback: false,
+        };
+        let text = Manifest::documents(&services.collect::<Vec<_>>());
+        let mut snapshot = Snapshot::default();
+        for event in manifests::parse(&text, "test.yaml", &options).events {
+            snapshot.apply(event, &mut Touched::none());
+        }
+        snapshot
+    }
+
+    fn service(name: &str) -> ObjectName {
+        ObjectName::new("default", name)
+    }
+
+    fn silent(standings: &Standings, name: &str) -> usize {
+        standings.silent_of(&service(name)).map_or(0, BTreeSet::len)
+    }
+
+    const ENDPOINT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+
+    /// Returns what an earlier process knew: a silent endpoint of each of these Services until this second.
+    fn remembering(silent: &[(&str, u64)]) -> Silence {
+        Silence::remembering(
+            silent
+                .iter()
+                .map(|(name, until)| (service(name), ENDPOINT, Duration::from_secs(*until))),
+        )
+    }
+
+    #[test]
+    fn a_pause_ends_in_time_though_nothing_is_read_and_the_next_is_longer() {
+        let mut silence = remembering(&[("a", 9), ("b", 100)]);
+        let (mut standings, capabilities) = (Standings::default(), Capabilities::default());
+        let all = (&Touched::All, &capabilities);
+        silence.follow(&snapshot(&["a", "b"]), all, &mut standings);
+        let counts = |standings: &Standings| (silent(standings, "a"), silent(standings, "b"));
+        for (secs, expected) in [(5, (1, 1)), (10, (0, 1)), (15, (0, 1))] {
+            let revision = silence.revision();
+            silence.take_due(Duration::from_secs(secs), &mut standings);
+            assert_eq!(counts(&standings), expected, "at {secs} s");
+            assert_eq!(silence.revision() > revision, secs == 10, "at {secs} s");
+        }
+        for (secs, connections) in [(20, 0), (25, 1), (30, 1)] {
+            let answers = Answers {
+                connections,
+                packets: 0,
+            };
+            let now = Duration::from_secs(secs);
+            let tally = Tally::from_iter([(ENDPOINT, answers)]);
+            silence.hear(&service("a"), (tally, now), &mut standings);
+        }
+        assert_eq!(counts(&standings), (1, 1));
+        let mut all = silence.all();
+        let until = all.find_map(|(name, _, until)| (*name == service("a")).then_some(until));
+        assert_eq!(until, Some(Duration::from_secs(30 + 20)));
+    }
+
+    #[test]
+    fn where_nothing_counts_answers_no_endpoint_is_left_out() {
+        let mut silence = remembering(&[("a", 100)]);
+        let mut standings = Standings::default();
+        let capabilities = Capabilities {
+            lacks_answers: true,
+            ..Capabilities::default()
+        };
+        let all = (&Touched::All, &capabilities);
+        silence.follow(&snapshot(&["a"]), all, &mut standings);
+        assert_eq!(silent(&standings, "a"), 0);
+        assert_eq!(silence.due(), None);
+        // The file is written without it.
+        assert_eq!((silence.all().count(), silence.revision()), (0, 1));
     }
 }
