@@ -169,6 +169,7 @@ impl<D: Dataplane> Daemon<D> {
         while self.listen(messages) {
             self.act(clock::since_boot());
         }
+        (self.chores.iter_mut()).for_each(|chore| chore.stop(&self.proxier));
     }
 
     /// Makes one round as soon as the input is complete, and up to four more that are due at once.
@@ -320,10 +321,14 @@ impl<D: Dataplane> Daemon<D> {
             Some(last) => {
                 let change = self.has_message.then(|| last + self.periods.min_sync);
                 let repair = self.has_tampering.then(|| last + REPAIR_PAUSE);
+                let judgement = self.proxier.next_judgement();
+                let judgement = judgement.map(|due| due.max(last + self.periods.min_sync));
                 let inner = self.proxier.next_due();
                 let chores = self.chores.iter().filter_map(|chore| chore.due());
                 let due = change.into_iter().chain(repair).chain(inner);
-                due.chain(chores).fold(self.next_resync, Duration::min)
+                due.chain(judgement)
+                    .chain(chores)
+                    .fold(self.next_resync, Duration::min)
             }
         };
         // While the kernel cannot be read, each earlier round would fail too.

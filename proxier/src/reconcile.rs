@@ -226,13 +226,18 @@ impl<D: Dataplane> Proxier<D> {
     /// Returns when [`Proxier::sync`] has work even without an event, in time since boot.
     ///
     /// The work is a failed change to try again, connections of draining destinations to count, a write of
-    /// the ledger or of rules to try again, flows to sweep, missing schedulers to ask for again, or the end of a slow start.
+    /// the ledger or of rules to try again, flows to sweep, or missing schedulers to ask for again.
     pub fn next_due(&self) -> Option<Duration> {
+        self.dataplane.next_due()
+    }
+
+    /// Returns when [`Proxier::sync`] has to judge endpoints again, in time since boot: at the end of a slow start, or to
+    /// read what endpoints answered. Tenants choose how often, so this waits as a change of an object does.
+    pub(crate) fn next_judgement(&self) -> Option<Duration> {
         let Cluster {
             newcomers, silence, ..
         } = &self.cluster;
-        let due = self.dataplane.next_due().into_iter();
-        due.chain(newcomers.due()).chain(silence.due()).min()
+        newcomers.due().into_iter().chain(silence.due()).min()
     }
 
     /// Programs the changes since the last round, and the work that is due.

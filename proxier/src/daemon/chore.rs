@@ -36,6 +36,11 @@ pub trait Chore<D: Dataplane> {
         let _ = proxier;
     }
 
+    /// Acts after the last round.
+    fn stop(&mut self, proxier: &Proxier<D>) {
+        let _ = proxier;
+    }
+
     /// Acts when the process ends because of a failure.
     fn end(&mut self, watch: &Watch) {
         let _ = watch;

@@ -13,14 +13,26 @@ use serde::{Deserialize, Serialize};
 use super::chore::{Chore, Round};
 use crate::cluster::model::{ObjectName, ServicePortName};
 use crate::dataplane::Dataplane;
-use crate::reconcile::{Newcomers, Silence, Start};
+use crate::reconcile::{Newcomers, Proxier, Silence, Start};
 
-/// Writes the file when an endpoint begins or ceases to be new or silent.
+/// The shortest time between two writes, each of which is of the whole file. Tenants choose how often it changes.
+const PAUSE: Duration = Duration::from_secs(3);
+
+/// The most new and the most silent endpoints in the file, of about 100 bytes each: tenants choose their number. After a
+/// restart, those beyond have their whole weights.
+const MOST: usize = 10_000;
+
+/// Writes the file when an endpoint begins or ceases to be new or silent, but at most once per [`PAUSE`], and at the end of
+/// the process.
 #[derive(Debug)]
 pub(crate) struct StandingsFile {
     path: PathBuf,
     /// The revision that the file has.
     written: u64,
+    /// When it may be written again, in time since boot.
+    next: Duration,
+    /// Whether it waits for that.
+    is_waiting: bool,
     is_failing: bool,
 }
 
@@ -54,6 +66,8 @@ impl StandingsFile {
         Self {
             path,
             written: 0,
+            next: Duration::ZERO,
+            is_waiting: false,
             is_failing: false,
         }
     }
@@ -87,7 +101,7 @@ impl StandingsFile {
     }
 
     fn write(&self, newcomers: &Newcomers, silence: &Silence) -> io::Result<()> {
-        let new = newcomers.all().map(|(service, address, start)| {
+        let new = newcomers.all().take(MOST).map(|(service, address, start)| {
             let what = if start.is_slow {
                 What::Slow
             } else {
@@ -95,7 +109,7 @@ impl StandingsFile {
             };
             Line::new(service, address, (start.until, what))
         });
-        let silent = silence.all();
+        let silent = silence.all().take(MOST);
         let silent = silent
             .map(|(service, address, until)| Line::new(service, address, (until, What::Silent)));
         let text = serde_json::to_vec(&new.chain(silent).collect::<Vec<Line>>())?;
@@ -126,13 +140,29 @@ impl Line {
 }
 
 impl<D: Dataplane> Chore<D> for StandingsFile {
+    fn due(&self) -> Option<Duration> {
+        self.is_waiting.then_some(self.next)
+    }
+
     fn after(&mut self, round: &Round<'_, D>) {
-        let (newcomers, silence) = round.proxier.learnt();
+        self.keep(round.proxier.learnt(), round.now);
+    }
+
+    fn stop(&mut self, proxier: &Proxier<D>) {
+        self.keep(proxier.learnt(), self.next);
+    }
+}
+
+impl StandingsFile {
+    /// Writes the file if it differs and may be written at `now`.
+    fn keep(&mut self, (newcomers, silence): (&Newcomers, &Silence), now: Duration) {
         // Both only increase.
         let revision = newcomers.revision() + silence.revision();
-        if revision == self.written {
+        self.is_waiting = revision != self.written && now < self.next;
+        if revision == self.written || self.is_waiting {
             return;
         }
+        self.next = now + PAUSE;
         match self.write(newcomers, silence) {
             Ok(()) => {
                 self.written = revision;
@@ -153,6 +183,8 @@ impl<D: Dataplane> Chore<D> for StandingsFile {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     #[test]
@@ -185,5 +217,28 @@ mod tests {
         assert_eq!(read(), (starts.to_vec(), silent.to_vec()));
         std::fs::write(&file.path, "[{\"service\":").unwrap();
         assert_eq!(read(), (vec![], vec![]));
+    }
+
+    /// Returns endpoints of one Service that are new until 9 s, with these numbers.
+    fn starts(numbers: std::ops::Range<u32>) -> impl Iterator<Item = (ObjectName, IpAddr, Start)> {
+        let start = Start {
+            until: Duration::from_secs(9),
+            is_slow: true,
+        };
+        let web = ObjectName::new("default", "web");
+        numbers.map(move |number| (web.clone(), Ipv4Addr::from_bits(number).into(), start))
+    }
+
+    #[test]
+    fn the_file_has_an_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = StandingsFile::new(directory.path().join("state.standings"));
+        let most = u32::try_from(MOST).unwrap();
+        let silent = starts(0..most + 1).map(|(name, address, start)| (name, address, start.until));
+        let silence = Silence::remembering(silent);
+        file.write(&Newcomers::remembering(starts(0..most + 1)), &silence)
+            .unwrap();
+        let (new, silence) = StandingsFile::read(&file.path);
+        assert_eq!((new.all().count(), silence.all().count()), (MOST, MOST));
     }
 }

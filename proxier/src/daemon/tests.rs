@@ -157,6 +157,56 @@ fn a_change_of_the_machine_causes_a_resync_after_the_least_period() {
     assert_eq!(daemon.due(), Some(due + daemon.periods.min_sync));
 }
 
+#[test]
+fn tenants_do_not_choose_how_often_slow_starts_cause_rounds_and_writes() {
+    let cluster = |endpoints: u8| {
+        let web = Manifest::service("web")
+            .annotation("ipvs-proxier.io/slow-start", "8s")
+            .annotation("ipvs-proxier.io/scheduler", "wlc")
+            .cluster_ip("10.96.0.80")
+            .port("", "TCP", 80);
+        let slice = Manifest::slice_of("web").port("", "TCP", 80);
+        let slice = (1..=endpoints).fold(slice, |slice, number| {
+            slice.endpoint(&format!("10.244.1.{number}"))
+        });
+        Manifest::documents([&web, &slice])
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("standings");
+    let mut daemon = daemon_of(&cluster(3), &directory).doing(StandingsFile::new(file.clone()));
+    daemon.periods.min_sync = Duration::from_secs(10);
+    let options = Options {
+        service_cidr: Vec::new(),
+        node_name: "here".into(),
+        permits_loopback: false,
+    };
+    let has = |number: u8| {
+        let text = std::fs::read_to_string(&file).unwrap();
+        text.contains(&format!("10.244.1.{number}"))
+    };
+    let at = Duration::from_secs;
+    let start = |daemon: &mut Daemon<_>, endpoints, secs| {
+        let loaded = manifests::parse(&cluster(endpoints), "cluster.yaml", &options);
+        daemon.receive(Message::Manifests(loaded));
+        daemon.act(at(secs));
+    };
+    start(&mut daemon, 4, 20);
+    assert!(has(4));
+    // The step is after at most 8 s.
+    assert_eq!(daemon.due(), Some(at(20 + 10)));
+    start(&mut daemon, 5, 22);
+    assert!(!has(5));
+    assert_eq!(daemon.due(), Some(at(20 + 3)));
+    daemon.act(at(23));
+    assert!(has(5));
+    start(&mut daemon, 6, 24);
+    assert!(!has(6));
+    let (sender, messages) = channel();
+    sender.send(Message::Stop).unwrap();
+    daemon.run(&messages);
+    assert!(has(6));
+}
+
 /// The log of this thread.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
