@@ -25,6 +25,7 @@ use crate::dataplane::ipvs::{InsideMarks, Ipvs, Kernel, Wanted};
 use crate::dataplane::{Applied, Dataplane, Extent, Failure, Planned};
 use crate::plan::{Desired, Machine, PlanConfig, Planner};
 
+mod budget;
 mod families;
 mod health;
 mod newcomers;

@@ -8,10 +8,12 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Cluster, Proxier, silence};
+use super::budget::Budget;
+use super::{Cluster, Proxier};
 use crate::cluster::store::Touched;
 use crate::dataplane::{Applied, Dataplane, Extent, Failure};
-use crate::plan::Changed;
+use crate::plan::frontend::Frontend;
+use crate::plan::{Changed, FrontendPlan};
 
 impl<D: Dataplane> Proxier<D> {
     /// Makes a round at `now`, in time since boot.
@@ -78,14 +80,17 @@ impl<D: Dataplane> Proxier<D> {
             silence: ears,
             ..
         } = &mut self.cluster;
-        let (most, mut left) = silence::MOST;
+        let mut left = Budget::whole();
+        let planned = &planner.desired().frontends;
+        let endpoints_of = |frontend: &Frontend| {
+            let plan = planned.get(frontend);
+            plan.map_or(0, FrontendPlan::endpoint_count)
+        };
         for service in ears.take_due(now, &mut machine.standings) {
             let frontends = planner.frontends_of(&service);
-            let frontends = &frontends[..frontends.len().min(most)];
-            if frontends.len() > left {
+            let Some(frontends) = left.take(frontends, endpoints_of) else {
                 break;
-            }
-            left -= frontends.len();
+            };
             if let Ok(Some(tally)) = self.dataplane.answers(frontends) {
                 ears.hear(&service, (tally, now), &mut machine.standings);
             }

@@ -21,9 +21,6 @@ use crate::plan::{Answers, Capabilities, Standings};
 /// connections of the reading before.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// The most frontends of a Service, and of all, that are read at a time: tenants choose their number.
-pub(super) const MOST: (usize, usize) = (64, 1_024);
-
 /// The pauses of a silent endpoint: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
 
