@@ -131,7 +131,7 @@ impl<D: Dataplane> Daemon<D> {
     #[must_use]
     pub(crate) fn remembering(self, path: PathBuf) -> Self {
         let daemon = Self {
-            proxier: self.proxier.knowing(StandingsFile::read(&path)),
+            proxier: (self.proxier).knowing(StandingsFile::read(&path, clock::since_boot())),
             ..self
         };
         daemon.doing(StandingsFile::new(path))

@@ -19,6 +19,7 @@ use clap::{Args, ValueEnum};
 
 use super::{DurationFlag, ExcludeFlags, ServiceAddressesFlag, StateFlags, print};
 use crate::cluster::model::Cidr;
+use crate::daemon::StandingsFile;
 use crate::dataplane::Outcomes;
 use crate::dataplane::answer_path::AnswerPath;
 use crate::dataplane::ipvs::filter;
@@ -277,7 +278,7 @@ impl<'a> Cleanup<'a> {
         self.flags.state.file().remove()?;
         // A process that was killed left it.
         let _ = std::fs::remove_file(self.flags.state.socket());
-        let _ = std::fs::remove_file(self.flags.state.standings());
+        StandingsFile::remove(&self.flags.state.standings());
         lock.map_or(Ok(()), LedgerLock::remove)?;
         if self.scope == CleanupScope::OursAndKubeProxys {
             return self.remove_kube_proxys();

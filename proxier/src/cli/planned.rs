@@ -17,6 +17,7 @@ use crate::dataplane::ipvs::{Ipvs, Kernel};
 use crate::dataplane::nftables::Nftables;
 use crate::reconcile::Proxier;
 use crate::sources::message::QUEUE_LENGTH;
+use crate::util::clock;
 
 /// Flags about the node, the dataplane, and the kernel that counts.
 #[derive(Args, Debug)]
@@ -126,8 +127,9 @@ impl PlannedFlags {
         dataplane: D,
         kind: DataplaneKind,
     ) -> anyhow::Result<Proxier<D>> {
+        let standings = StandingsFile::read(&self.state.standings(), clock::since_boot());
         let proxier = Proxier::of(dataplane, setup.plan.clone())
-            .knowing(StandingsFile::read(&self.state.standings()))
+            .knowing(standings)
             .ignoring_external_ips(setup.settings.ignores_external_ips);
         let (sender, messages) = sync_channel(QUEUE_LENGTH);
         let watch = setup.follow(&self.node.source, kind, (None, sender))?;

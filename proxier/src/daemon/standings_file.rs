@@ -72,8 +72,9 @@ impl StandingsFile {
         }
     }
 
-    /// Reads what an earlier process knew; nothing if the file does not exist or cannot be read.
-    pub(crate) fn read(path: &Path) -> (Newcomers, Silence) {
+    /// Reads what an earlier process knew and is still true at `now`, in time since boot; nothing if the file does not exist
+    /// or cannot be read.
+    pub(crate) fn read(path: &Path, now: Duration) -> (Newcomers, Silence) {
         let lines = std::fs::read(path)
             .and_then(|text| serde_json::from_slice::<Vec<Line>>(&text).map_err(io::Error::from));
         let lines = lines.unwrap_or_else(|error| {
@@ -87,6 +88,7 @@ impl StandingsFile {
         });
         let (silent, new): (Vec<Line>, Vec<Line>) = lines
             .into_iter()
+            .filter(|line| line.until() > now)
             .partition(|line| line.what == What::Silent);
         let new = new.iter().map(|line| {
             let start = Start {
@@ -114,10 +116,21 @@ impl StandingsFile {
             .map(|(service, address, until)| Line::new(service, address, (until, What::Silent)));
         let text = serde_json::to_vec(&new.chain(silent).collect::<Vec<Line>>())?;
         // Renamed, so that a reader finds a whole file.
-        let written = self.path.with_extension("standings-new");
+        let written = unfinished(&self.path);
         std::fs::write(&written, text)?;
         std::fs::rename(written, &self.path)
     }
+
+    /// Removes the file at `path`, and what a process left that was killed while it wrote, as far as they exist.
+    pub(crate) fn remove(path: &Path) {
+        let _ = std::fs::remove_file(path);
+        let _ = std::fs::remove_file(unfinished(path));
+    }
+}
+
+/// Returns the file that takes the place of that at `path` when it is whole.
+fn unfinished(path: &Path) -> PathBuf {
+    path.with_extension("standings-new")
 }
 
 impl Line {
@@ -198,8 +211,8 @@ mod tests {
             (web(), address.parse().unwrap(), Start { until, is_slow })
         });
         let silent = [(web(), "10.0.0.2".parse().unwrap(), Duration::from_secs(9))];
-        let read = || {
-            let (new, silence) = StandingsFile::read(&file.path);
+        let read_at = |millis| {
+            let (new, silence) = StandingsFile::read(&file.path, Duration::from_millis(millis));
             let new = new
                 .all()
                 .map(|(name, address, start)| (name.clone(), address, start));
@@ -208,6 +221,7 @@ mod tests {
                 .map(|(name, address, until)| (name.clone(), address, until));
             (new.collect::<Vec<_>>(), silent.collect::<Vec<_>>())
         };
+        let read = || read_at(1_000);
         assert_eq!(read(), (vec![], vec![]));
         let (new, silence) = (
             Newcomers::remembering(starts.clone()),
@@ -215,6 +229,9 @@ mod tests {
         );
         file.write(&new, &silence).unwrap();
         assert_eq!(read(), (starts.to_vec(), silent.to_vec()));
+        // What is over is dropped.
+        assert_eq!(read_at(1_500), (starts[1..].to_vec(), silent.to_vec()));
+        assert_eq!(read_at(9_000), (vec![], vec![]));
         std::fs::write(&file.path, "[{\"service\":").unwrap();
         assert_eq!(read(), (vec![], vec![]));
     }
@@ -238,7 +255,18 @@ mod tests {
         let silence = Silence::remembering(silent);
         file.write(&Newcomers::remembering(starts(0..most + 1)), &silence)
             .unwrap();
-        let (new, silence) = StandingsFile::read(&file.path);
+        let (new, silence) = StandingsFile::read(&file.path, Duration::ZERO);
         assert_eq!((new.all().count(), silence.all().count()), (MOST, MOST));
+    }
+
+    #[test]
+    fn nothing_is_left_after_the_removal_not_even_of_a_write_that_was_cut() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = StandingsFile::new(directory.path().join("state.standings"));
+        let none = (Newcomers::default(), Silence::default());
+        file.write(&none.0, &none.1).unwrap();
+        std::fs::write(directory.path().join("state.standings-new"), "[").unwrap();
+        StandingsFile::remove(&file.path);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

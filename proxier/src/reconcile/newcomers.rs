@@ -25,7 +25,7 @@ pub(crate) struct Newcomers {
     services: BTreeMap<ObjectName, Starts>,
     /// When the first endpoint of a Service is no longer new, in time since boot.
     due: BTreeMap<ObjectName, Duration>,
-    /// What an earlier process knew of Services that were not seen yet.
+    /// What an earlier process knew; empty after the first look at all Services.
     earlier: BTreeMap<ObjectName, BTreeMap<IpAddr, Start>>,
     revision: u64,
 }
@@ -120,6 +120,10 @@ impl Newcomers {
                 None => self.forget(&name),
             };
             standings.set_new(&name, reduced);
+        }
+        if *touched == Touched::All {
+            // The rest is of Services that are gone, or have no slow start now.
+            self.revision += u64::from(!std::mem::take(&mut self.earlier).is_empty());
         }
     }
 
@@ -344,5 +348,23 @@ mod tests {
         assert_eq!(after.due(), before.due());
         assert!(look(&mut after, 62, &[1, 2, 3]).is_empty());
         assert_eq!(after.due(), None);
+    }
+
+    #[test]
+    fn what_an_earlier_process_knew_of_services_that_are_gone_is_forgotten() {
+        let start = Start {
+            until: WINDOW,
+            is_slow: true,
+        };
+        let names = [web(), ObjectName::new("default", "gone")];
+        let address = IpAddr::from([10, 0, 0, 2]);
+        let mut newcomers = Newcomers::remembering(names.map(|name| (name, address, start)));
+        let all = (&Touched::All, Duration::ZERO);
+        let config = PlanConfig::default();
+        newcomers.update(&snapshot(&[1, 2]), all, &config, &mut Standings::default());
+        let names: Vec<_> = newcomers.all().map(|(name, ..)| name.clone()).collect();
+        assert_eq!(names, [web()]);
+        // The file is written without it.
+        assert_eq!(newcomers.revision(), 1);
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct Silence {
     next: Duration,
     /// The Service that was read last. The next reading begins with the one after it.
     last: Option<ObjectName>,
-    /// The silent endpoints that an earlier process knew, of Services that were not seen yet.
+    /// The silent endpoints that an earlier process knew; empty after the first look at all Services.
     earlier: BTreeMap<ObjectName, BTreeMap<IpAddr, Duration>>,
     revision: u64,
 }
@@ -148,6 +148,8 @@ impl Silence {
                 for name in known.iter().chain(all) {
                     self.learn(name, snapshot, standings);
                 }
+                // The rest is of Services that are gone, or have no passive health now.
+                self.drop_earlier();
             }
         }
     }
@@ -413,5 +415,15 @@ mod tests {
         assert_eq!(silence.due(), None);
         // The file is written without it.
         assert_eq!((silence.all().count(), silence.revision()), (0, 1));
+    }
+
+    #[test]
+    fn what_an_earlier_process_knew_of_services_that_are_gone_is_forgotten() {
+        let mut silence = remembering(&[("a", 100), ("gone", 100)]);
+        let capabilities = Capabilities::default();
+        let all = (&Touched::All, &capabilities);
+        silence.follow(&snapshot(&["a"]), all, &mut Standings::default());
+        let names: Vec<_> = silence.all().map(|(name, ..)| name.clone()).collect();
+        assert_eq!((names, silence.revision()), (vec![service("a")], 1));
     }
 }
