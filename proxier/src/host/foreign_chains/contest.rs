@@ -2,7 +2,8 @@
 //!
 //! Felix appends its rules if `chainInsertMode` is `Append`, and restores that order. Two programs that both want to be the
 //! last would move their rules for ever. So ours moves less and less often, and then stays out of the chain for a while: in
-//! front of a network policy, it would permit what that denies.
+//! front of a network policy, it would permit what that denies. A program that only adds a rule now and then is no such program;
+//! one that does so each time within [`SOON`] of our move cannot be told from one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +16,11 @@ const MOST_MOVES: u32 = 6;
 /// The time from the first move to the second. It doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The time after the last move at which a contest is over, whatever its end was.
+/// The time after a move in which a contest goes on if rules come behind ours again. It is longer than the longest pause, and than
+/// the 90 s after which Felix restores its order by default.
+const SOON: Duration = Duration::from_secs(120);
+
+/// The time that our rule stays out of the chain.
 const REST: Duration = Duration::from_secs(600);
 
 /// What our rule may do in a chain.
@@ -44,7 +49,7 @@ impl Contests {
     /// Returns what our rule may do at `now`, in time since boot, if rules of others are behind it (`is_displaced`), or if it is
     /// missing.
     pub(super) fn turn(&mut self, chain: &ForeignChain, is_displaced: bool, now: Duration) -> Turn {
-        self.0.retain(|_, it| now.saturating_sub(it.moved) < REST);
+        self.0.retain(|_, it| it.goes_on(now));
         let Some(contest) = self.0.get_mut(chain) else {
             if is_displaced {
                 let (moves, moved) = (1, now);
@@ -67,6 +72,16 @@ impl Contests {
             ..=MOST_MOVES => Turn::Move,
             _ => Turn::Rest,
         }
+    }
+}
+
+impl Contest {
+    fn goes_on(&self, now: Duration) -> bool {
+        let end = match self.moves {
+            ..=MOST_MOVES => SOON,
+            _ => REST,
+        };
+        now.saturating_sub(self.moved) < end
     }
 }
 
@@ -100,6 +115,29 @@ mod tests {
         for secs in 0..100 {
             let now = Duration::from_secs(secs);
             assert_eq!(calm.turn(&chain, false, now), Turn::Move);
+        }
+    }
+
+    #[test]
+    fn only_rules_that_come_soon_after_each_move_are_a_contest() {
+        let chain = ForeignChain::new(ForeignHook::Forward, "ip", "filter", "FORWARD");
+        // A program appends a rule each so many seconds for an hour.
+        let rests = |period: usize| {
+            let mut contests = Contests::default();
+            let times = (0..3_600).step_by(period);
+            let turns = times.map(|secs| contests.turn(&chain, true, Duration::from_secs(secs)));
+            turns.filter(|turn| *turn == Turn::Rest).count()
+        };
+        // The refresh of Felix.
+        assert!(rests(90) > 10);
+        assert_eq!(rests(130), 0);
+        // Neither do several bursts add up.
+        let mut contests = Contests::default();
+        for burst in 0..10 {
+            for secs in 0..10 {
+                let now = Duration::from_secs(burst * 200 + secs);
+                assert_ne!(contests.turn(&chain, true, now), Turn::Rest);
+            }
         }
     }
 }
