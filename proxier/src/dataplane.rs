@@ -19,7 +19,7 @@ use crate::cluster::model::ObjectName;
 use crate::cluster::problem::Problem;
 use crate::cluster::store::{Snapshot, Touched};
 use crate::plan::frontend::Frontend;
-use crate::plan::{Answers, Capabilities, Changed, Desired, Machine, PlanConfig, Planner};
+use crate::plan::{Answers, Capabilities, Changed, Desired, Machine, Peers, PlanConfig, Planner};
 
 pub(crate) mod answer_path;
 mod applied;
@@ -117,6 +117,12 @@ pub trait Dataplane {
     /// # Errors
     /// If they cannot be read.
     fn machine(&mut self) -> Result<Machine, Failure>;
+
+    /// Reads the addresses of other machines with which this one speaks.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn peers(&mut self) -> Result<Peers, Failure>;
 
     /// Returns what this dataplane can do. The planner respects it.
     fn capabilities(&self) -> &Capabilities;

@@ -16,7 +16,7 @@ use super::{Applied, AppliedChange, Counts, Dataplane, Extent, Failure, Planned,
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::plan::frontend::Frontend;
-use crate::plan::{Capabilities, Changed, Machine};
+use crate::plan::{Capabilities, Changed, Machine, Peers};
 
 /// A dataplane, and perhaps a relay.
 #[derive(Debug)]
@@ -54,6 +54,10 @@ impl<D: Dataplane> Dataplane for Beside<D> {
 
     fn machine(&mut self) -> Result<Machine, Failure> {
         self.main.machine()
+    }
+
+    fn peers(&mut self) -> Result<Peers, Failure> {
+        self.main.peers()
     }
 
     fn capabilities(&self) -> &Capabilities {

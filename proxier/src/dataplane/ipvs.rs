@@ -26,7 +26,7 @@ use crate::dataplane::ipvs::observed::Observed;
 use crate::dataplane::ipvs::op::Target;
 use crate::dataplane::retry::Retries;
 use crate::plan::frontend::Frontend;
-use crate::plan::{Capabilities, Changed, Machine, service_ranges};
+use crate::plan::{Capabilities, Changed, Machine, Peers, service_ranges};
 
 mod apply;
 mod changes;
@@ -192,6 +192,10 @@ impl<K: Kernel> Dataplane for Ipvs<K> {
 
     fn machine(&mut self) -> Result<Machine, Failure> {
         self.kernel.machine()
+    }
+
+    fn peers(&mut self) -> Result<Peers, Failure> {
+        self.kernel.peers()
     }
 
     fn capabilities(&self) -> &Capabilities {

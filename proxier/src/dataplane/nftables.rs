@@ -50,7 +50,7 @@ use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::dataplane::packet_rules::FAMILIES;
 use crate::plan::frontend::Frontend;
-use crate::plan::{Capabilities, Changed, FrontendPlan, Machine, Scope};
+use crate::plan::{Capabilities, Changed, FrontendPlan, Machine, Peers, Scope};
 
 mod affinity;
 mod chains;
@@ -215,6 +215,10 @@ impl Dataplane for Nftables {
 
     fn machine(&mut self) -> Result<Machine, Failure> {
         self.machine.read_machine()
+    }
+
+    fn peers(&mut self) -> Result<Peers, Failure> {
+        Ok(self.machine.read_peers())
     }
 
     fn capabilities(&self) -> &Capabilities {

@@ -27,7 +27,7 @@ use crate::cluster::model::Protocol;
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Touched;
 use crate::plan::frontend::Frontend;
-use crate::plan::{Capabilities, Changed, FrontendPlan, Machine, RelayAbilities};
+use crate::plan::{Capabilities, Changed, FrontendPlan, Machine, Peers, RelayAbilities};
 use crate::util::timer::Timer;
 
 mod addresses;
@@ -168,6 +168,10 @@ impl Dataplane for Userspace {
 
     fn machine(&mut self) -> Result<Machine, Failure> {
         self.addresses.machine()
+    }
+
+    fn peers(&mut self) -> Result<Peers, Failure> {
+        Ok(self.addresses.peers())
     }
 
     fn capabilities(&self) -> &Capabilities {

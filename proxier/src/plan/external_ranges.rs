@@ -21,7 +21,7 @@ pub struct ExternalRanges {
 
 impl ExternalRanges {
     /// Returns `service` without the addresses that it may not take. Adds a Problem for each of them to `problems`.
-    pub(super) fn restrict<'a>(
+    pub(crate) fn restrict<'a>(
         &self,
         service: &'a Service,
         problems: &mut Vec<Problem>,

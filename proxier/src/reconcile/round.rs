@@ -13,7 +13,7 @@ use super::{Cluster, Proxier};
 use crate::cluster::store::Touched;
 use crate::dataplane::{Applied, Dataplane, Extent, Failure};
 use crate::plan::frontend::Frontend;
-use crate::plan::{Changed, FrontendPlan};
+use crate::plan::{Capabilities, Changed, FrontendPlan};
 
 impl<D: Dataplane> Proxier<D> {
     /// Makes a round at `now`, in time since boot.
@@ -48,12 +48,12 @@ impl<D: Dataplane> Proxier<D> {
     pub(super) fn begin(&mut self, extent: Extent, now: Duration) -> Result<(), Failure> {
         if extent == Extent::All {
             self.read_machine()?;
-        } else if self.cluster.asks_for_new_addresses()
-            && let Ok(machine) = self.dataplane.machine()
+        } else if (self.cluster).asks_for_new_addresses(self.dataplane.capabilities())
+            && let Ok(peers) = self.dataplane.peers()
         {
             // Another machine may have them since the last resync, such as a node that joined the cluster.
-            self.cluster.machine.peers.next_hops = machine.peers.next_hops;
-            self.cluster.machine.peers.tunnel_ends = machine.peers.tunnel_ends;
+            self.cluster.machine.peers.next_hops = peers.next_hops;
+            self.cluster.machine.peers.tunnel_ends = peers.tunnel_ends;
         }
         let touched = &self.cluster.input.touched;
         (self.dataplane).begin(self.cluster.planned(), touched, extent, now)?;
@@ -143,8 +143,9 @@ impl<D: Dataplane> Proxier<D> {
 }
 
 impl Cluster {
-    /// Returns whether a touched Service has an external address that is neither planned nor known as another machine's.
-    fn asks_for_new_addresses(&self) -> bool {
+    /// Returns whether a touched Service has an external address that is neither planned, nor refused, nor known as another
+    /// machine's, nor served by another program at all ports of the Service.
+    fn asks_for_new_addresses(&self, capabilities: &Capabilities) -> bool {
         let Touched::Some(names) = &self.input.touched else {
             return true;
         };
@@ -152,6 +153,19 @@ impl Cluster {
         let services = names.iter();
         let mut services = services.filter_map(|name| self.input.snapshot.service(name));
         services.any(|service| {
+            let is_foreign = |&address: &IpAddr| {
+                service.ports.iter().all(|port| {
+                    let (protocol, port) = (port.protocol, port.port);
+                    capabilities.foreign.contains(&Frontend {
+                        address,
+                        protocol,
+                        port,
+                    })
+                })
+            };
+            let ranges = &planner.config().external_ranges;
+            // The planner reports what is refused.
+            let service = ranges.restrict(service, &mut Vec::new());
             let external = service.external();
             let addresses = external.external_ips.iter();
             let mut addresses = addresses.chain(&external.load_balancer_ips);
@@ -159,6 +173,7 @@ impl Cluster {
                 !planner.desired().addresses.contains_key(address)
                     && !machine.has(address)
                     && !planner.is_elsewhere(address, &service.name)
+                    && !is_foreign(address)
             })
         })
     }

@@ -17,7 +17,7 @@ use crate::dataplane::ipvs::observed::{
 };
 use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::{Failure, Outcome};
-use crate::plan::Machine;
+use crate::plan::{Machine, Peers};
 use nftables::{Command, Set, Table};
 
 /// The kernel in memory.
@@ -43,6 +43,8 @@ pub struct FakeKernel {
     pub writes: usize,
     /// The number of times that all virtual servers were read.
     pub reads: usize,
+    /// The number of times that only the addresses of other machines were read.
+    pub peer_reads: usize,
     /// The number of next reads of a single virtual server that fail.
     pub failing_reads: usize,
     /// Whether the kernel has no nf_tables.
@@ -71,6 +73,11 @@ pub enum Fault {
 impl Kernel for FakeKernel {
     fn machine(&mut self) -> Result<Machine, Failure> {
         Ok(self.machine.clone())
+    }
+
+    fn peers(&mut self) -> Result<Peers, Failure> {
+        self.peer_reads += 1;
+        Ok(self.machine.peers.clone())
     }
 
     fn draw_mark_key(&mut self) -> Result<MarkKey, Failure> {

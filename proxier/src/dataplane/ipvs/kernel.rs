@@ -16,7 +16,7 @@ use crate::dataplane::ipvs::marks::MarkKey;
 use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses, Observed};
 use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::{Failure, Outcome};
-use crate::plan::{Answers, Machine};
+use crate::plan::{Answers, Machine, Peers};
 
 /// The most Ops of one call, if the kernel does not sort them itself.
 ///
@@ -31,6 +31,14 @@ pub trait Kernel {
     /// # Errors
     /// If they cannot be read.
     fn machine(&mut self) -> Result<Machine, Failure>;
+
+    /// Reads the addresses of other machines with which this one speaks.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn peers(&mut self) -> Result<Peers, Failure> {
+        Ok(self.machine()?.peers)
+    }
 
     /// Reads each link's first IPv4 address that is not link-local, by the link's name.
     ///

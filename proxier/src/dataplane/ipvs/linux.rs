@@ -16,7 +16,7 @@ use crate::dataplane::ipvs::observed::{CountedServer, LocalAddresses};
 use crate::dataplane::ipvs::op::Op;
 use crate::dataplane::ipvs::split_map::SplitMap;
 use crate::dataplane::{Failure, Outcome};
-use crate::plan::{Answers, Machine, ServiceAddresses};
+use crate::plan::{Answers, Machine, Peers, ServiceAddresses};
 use crate::util::clock;
 use crate::util::conditions::{Coverage, LastingConditions};
 
@@ -161,6 +161,11 @@ impl AddressTable {
         })
     }
 
+    /// Reads the addresses of other machines with which this one speaks.
+    pub(crate) fn read_peers(&mut self) -> Peers {
+        self.0.read_peers()
+    }
+
     /// Reads our routes, each with its preferred source.
     pub(crate) fn read_routes(&mut self) -> Result<SplitMap<IpAddr, Option<IpAddr>>, Failure> {
         Ok(self.0.read()?.addresses)
@@ -194,6 +199,10 @@ impl Kernel for Linux {
         self.addresses.read_rules(&mut machine)?;
         machine.peers = self.addresses.read_peers();
         Ok(machine)
+    }
+
+    fn peers(&mut self) -> Result<Peers, Failure> {
+        Ok(self.addresses.read_peers())
     }
 
     fn link_addresses(&mut self) -> Result<BTreeMap<Arc<str>, Ipv4Addr>, Failure> {

@@ -11,7 +11,7 @@ use super::change::{AddressChange, Change};
 use crate::dataplane::Failure;
 use crate::dataplane::ipvs::linux::AddressTable;
 use crate::dataplane::namespace_lock::NamespaceLock;
-use crate::plan::{Desired, Machine};
+use crate::plan::{Desired, Machine, Peers};
 
 /// The service addresses of this network namespace.
 #[derive(Debug)]
@@ -50,6 +50,10 @@ impl Addresses {
 
     pub(super) fn machine(&mut self) -> Result<Machine, Failure> {
         self.table.read_machine()
+    }
+
+    pub(super) fn peers(&mut self) -> Peers {
+        self.table.read_peers()
     }
 
     pub(super) fn has(&self, address: &IpAddr) -> bool {

@@ -391,3 +391,50 @@ fn the_virtual_servers_of_kube_proxy_are_adopted() {
         assert!(!proxier.ledger().owned().contains(&keepalived));
     }
 }
+
+#[test]
+fn events_of_endpoints_read_no_machine_for_an_address_that_is_not_served() {
+    use crate::plan::ExternalRanges;
+    for is_foreign in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let ledger = directory.path().join("ledger");
+        let mut proxier = proxier(FakeKernel::default(), &ledger);
+        if is_foreign {
+            let udp = ipvs::Protocol::Udp;
+            foreign_server(&mut proxier.dataplane.kernel, VIP, udp, 53);
+        } else {
+            proxier.cluster.planner = Planner::new(PlanConfig {
+                external_ranges: ExternalRanges {
+                    load_balancer_ips: vec!["203.0.113.0/24".parse().unwrap()],
+                    ..ExternalRanges::default()
+                },
+                ..proxier.cluster.planner.config().clone()
+            });
+        }
+        receive(&mut proxier, &with_greedy("198.51.100.99"));
+        proxier.sync(START).unwrap();
+        let reads = proxier.dataplane.kernel.peer_reads;
+        let slice = Manifest::slice_of("greedy").port("dns", "UDP", 53);
+        proxier.receive(
+            events(&[slice.endpoint("10.244.1.9")])
+                .into_iter()
+                .filter_map(|event| match event {
+                    Event::EndpointSlices(Update::Reset(all)) => {
+                        Some(Event::EndpointSlices(Update::Merge(all)))
+                    }
+                    _ => None,
+                }),
+        );
+        proxier.sync(START).unwrap();
+        assert_eq!(proxier.dataplane.kernel.peer_reads, reads, "{is_foreign}");
+        // A new address may be another machine's.
+        let new = open_service("new", "10.96.3.10", "203.0.113.7");
+        proxier.receive(events(&[new]).into_iter().filter_map(|event| match event {
+            Event::Services(Update::Reset(all)) => Some(Event::Services(Update::Merge(all))),
+            _ => None,
+        }));
+        proxier.sync(START).unwrap();
+        let asked = proxier.dataplane.kernel.peer_reads;
+        assert_eq!(asked, reads + 1, "{is_foreign}");
+    }
+}
