@@ -26,6 +26,7 @@ use crate::dataplane::{Applied, Dataplane, Extent, Failure, Planned};
 use crate::plan::{Desired, Machine, PlanConfig, Planner};
 
 mod budget;
+mod earlier;
 mod families;
 mod health;
 mod newcomers;

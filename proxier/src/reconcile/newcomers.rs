@@ -15,6 +15,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::earlier::Earlier;
 use crate::cluster::model::ObjectName;
 use crate::cluster::store::{Snapshot, Touched};
 use crate::plan::{PlanConfig, Standings, slow_start};
@@ -26,7 +27,7 @@ pub(crate) struct Newcomers {
     /// When the first endpoint of a Service is no longer new, in time since boot.
     due: BTreeMap<ObjectName, Duration>,
     /// What an earlier process knew; empty after the first look at all Services.
-    earlier: BTreeMap<ObjectName, BTreeMap<IpAddr, Start>>,
+    earlier: Earlier<Start>,
     revision: u64,
 }
 
@@ -52,14 +53,10 @@ impl Newcomers {
     pub(crate) fn remembering(
         starts: impl IntoIterator<Item = (ObjectName, IpAddr, Start)>,
     ) -> Self {
-        let mut all = Self::default();
-        for (service, address, start) in starts {
-            all.earlier
-                .entry(service)
-                .or_default()
-                .insert(address, start);
+        Self {
+            earlier: starts.into_iter().collect(),
+            ..Self::default()
         }
-        all
     }
 
     /// Returns when the next endpoint is no longer new, in time since boot.
@@ -74,12 +71,11 @@ impl Newcomers {
 
     /// Returns all new endpoints, also of Services that were not seen yet.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&ObjectName, IpAddr, Start)> {
-        let seen = self.services.iter().map(|(name, it)| (name, &it.new));
-        let each = seen.chain(&self.earlier);
-        each.flat_map(|(name, new)| {
-            new.iter()
-                .map(move |(address, start)| (name, *address, *start))
-        })
+        let seen = self.services.iter().flat_map(|(name, it)| {
+            let new = it.new.iter();
+            new.map(move |(address, start)| (name, *address, *start))
+        });
+        seen.chain(self.earlier.iter())
     }
 
     /// Learns of the touched Services, and of the time; notes in `standings` which endpoints have smaller weights.
@@ -123,7 +119,7 @@ impl Newcomers {
         }
         if *touched == Touched::All {
             // The rest is of Services that are gone, or have no slow start now.
-            self.revision += u64::from(!std::mem::take(&mut self.earlier).is_empty());
+            self.revision += u64::from(self.earlier.forget());
         }
     }
 
@@ -149,7 +145,7 @@ impl Newcomers {
         let known = self.services.entry(name.clone()).or_insert_with(|| Starts {
             // At first sight all are old: the Service did without slow start, or this process starts.
             ready: ready.clone(),
-            new: earlier.remove(name).unwrap_or_default(),
+            new: earlier.take(name),
         });
         let mut new = known.new.clone();
         new.retain(|address, start| start.until > now && ready.contains(address));

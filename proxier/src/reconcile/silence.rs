@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::earlier::Earlier;
 use crate::cluster::model::{ObjectName, Service};
 use crate::cluster::store::{Snapshot, Touched};
 use crate::dataplane::Tally;
@@ -33,7 +34,7 @@ pub(crate) struct Silence {
     /// The Service that was read last. The next reading begins with the one after it.
     last: Option<ObjectName>,
     /// The silent endpoints that an earlier process knew; empty after the first look at all Services.
-    earlier: BTreeMap<ObjectName, BTreeMap<IpAddr, Duration>>,
+    earlier: Earlier<Duration>,
     revision: u64,
 }
 
@@ -65,14 +66,10 @@ impl Silence {
     pub(crate) fn remembering(
         silent: impl IntoIterator<Item = (ObjectName, IpAddr, Duration)>,
     ) -> Self {
-        let mut all = Self::default();
-        for (service, address, until) in silent {
-            all.earlier
-                .entry(service)
-                .or_default()
-                .insert(address, until);
+        Self {
+            earlier: silent.into_iter().collect(),
+            ..Self::default()
         }
-        all
     }
 
     /// Returns a number that increases when an endpoint begins or ceases to be silent.
@@ -86,12 +83,7 @@ impl Silence {
             let endpoints = heard.endpoints.iter();
             endpoints.filter_map(move |(address, it)| Some((name, *address, it.until?)))
         });
-        let earlier = self.earlier.iter();
-        heard.chain(earlier.flat_map(|(name, silent)| {
-            silent
-                .iter()
-                .map(move |(address, until)| (name, *address, *until))
-        }))
+        heard.chain(self.earlier.iter())
     }
 
     /// Returns when the counters are read next, in time since boot; `None` if no Service asks for it.
@@ -155,20 +147,21 @@ impl Silence {
     }
 
     fn drop_earlier(&mut self) {
-        self.revision += u64::from(!std::mem::take(&mut self.earlier).is_empty());
+        self.revision += u64::from(self.earlier.forget());
     }
 
     fn learn(&mut self, name: &ObjectName, snapshot: &Snapshot, standings: &mut Standings) {
         let asks = |service: &Service| service.annotations.as_deref()?.passive_health;
         match snapshot.service(name).and_then(asks) {
             Some(limit) => {
-                if let Some(earlier) = self.earlier.remove(name) {
+                let heard = self.services.entry(name.clone()).or_default();
+                heard.limit = limit.into();
+                let earlier = self.earlier.take(name);
+                if !earlier.is_empty() {
                     standings.set_silent(name, earlier.keys().copied().collect());
-                    let heard = self.services.entry(name.clone()).or_default();
                     let left_out = |(address, until)| (address, Hearing::left_out(until));
                     heard.endpoints.extend(earlier.into_iter().map(left_out));
                 }
-                self.services.entry(name.clone()).or_default().limit = limit.into();
             }
             None if self.services.remove(name).is_some() => {
                 standings.set_silent(name, BTreeSet::new());
