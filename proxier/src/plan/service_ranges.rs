@@ -22,10 +22,7 @@ pub struct ServiceRanges {
 
 /// Returns the service ranges of ServiceCIDRs that are not doubtful.
 pub(crate) fn plausible(snapshot: &Snapshot, machine: &Machine) -> BTreeSet<Cidr> {
-    let ranges = snapshot.service_cidrs().flat_map(|cidr| &cidr.ranges);
-    let taken = Taken::new(snapshot, machine);
-    let is_plausible = |range: &&Cidr| taken.doubt(range).is_none();
-    ranges.filter(is_plausible).copied().collect()
+    undoubted(&[], snapshot, machine)
 }
 
 /// Returns the ranges in which an address without a Service is rejected.
@@ -35,14 +32,20 @@ pub(super) fn rejecting(
     machine: &Machine,
 ) -> BTreeSet<Cidr> {
     let ServiceRanges { named, pass } = &config.service_ranges;
-    if *pass {
-        return BTreeSet::new();
+    match pass {
+        true => BTreeSet::new(),
+        false => undoubted(named, snapshot, machine),
     }
+}
+
+/// Returns those of these ranges and of ServiceCIDRs that are not doubtful.
+fn undoubted(named: &[Cidr], snapshot: &Snapshot, machine: &Machine) -> BTreeSet<Cidr> {
     let taken = Taken::new(snapshot, machine);
-    let mut all = plausible(snapshot, machine);
-    let is_plausible = |range: &&Cidr| taken.doubt(range).is_none();
-    all.extend(named.iter().filter(is_plausible));
-    all
+    let ranges = snapshot.service_cidrs().flat_map(|cidr| &cidr.ranges);
+    let all = ranges.chain(named);
+    all.filter(|range| taken.doubt(range).is_none())
+        .copied()
+        .collect()
 }
 
 /// Returns a Problem for each service range that decides nothing.

@@ -63,11 +63,9 @@ impl<D: Dataplane> Proxier<D> {
     fn problems_of_node(&self) -> Vec<Problem> {
         let node_name = &self.planner().config().node_name;
         let missing = node::missing(node_name, self.snapshot()).into_iter();
-        let of_dataplane = self.dataplane.problems_of_node(self.cluster.planned());
-        let ranges = {
-            let planned = self.cluster.planned();
-            service_ranges::problems(planned.config(), planned.snapshot, planned.machine)
-        };
+        let planned = self.cluster.planned();
+        let of_dataplane = self.dataplane.problems_of_node(planned);
+        let ranges = service_ranges::problems(planned.config(), planned.snapshot, planned.machine);
         let family = families::problem(self.machine(), self.desired()).into_iter();
         missing
             .chain(family)
