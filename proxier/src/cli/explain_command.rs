@@ -32,6 +32,9 @@ use watch::Counter;
 mod connection;
 mod watch;
 
+/// The most connections of a client that are listed or explained.
+const MOST_CONNECTIONS: usize = 8;
+
 /// Flags of `explain`.
 #[derive(Args, Debug)]
 pub(super) struct Flags {

@@ -6,7 +6,7 @@ use ipvs_netlink as ipvs;
 
 use super::super::Setup;
 use super::super::dataplane_flags::DataplaneKind;
-use super::Flags;
+use super::{Flags, MOST_CONNECTIONS};
 use crate::cluster::model::{Family, Protocol};
 use crate::dataplane::Planned;
 use crate::dataplane::conntrack::{ConntrackClient, Flow};
@@ -15,9 +15,6 @@ use crate::dataplane::nftables;
 use crate::explain::way::connection::{Held, Standing, none};
 use crate::explain::way::step::Explanation;
 use crate::util::clock;
-
-/// The most connections of one port that are explained.
-const MOST_CONNECTIONS: usize = 8;
 
 impl Flags {
     /// Explains the present connections of `client`.
@@ -106,13 +103,13 @@ impl Flags {
         let of_ipvs = connections(MOST_CONNECTIONS, |it| {
             it.client == client && has(it.protocol)
         })?;
+        let mut tracked = ConntrackClient::open()?;
         let mut flows: Vec<Flow> = Vec::new();
         for &protocol in &protocols {
-            ConntrackClient::open()?.each_flow(Family::from(client.ip()), protocol, |flow| {
-                if flow.original.source == client && flows.len() < MOST_CONNECTIONS {
-                    flows.push(flow);
-                }
-            })?;
+            let room = MOST_CONNECTIONS - flows.len();
+            let of_protocol = (Family::from(client.ip()), protocol);
+            let is_wanted = |flow: &Flow| flow.original.source == client;
+            flows.extend(tracked.first_flows(room, of_protocol, is_wanted)?);
         }
         let all = Held::all(client, flows, of_ipvs);
         if all.is_empty() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Flags;
+use super::{Flags, MOST_CONNECTIONS};
 use crate::dataplane::conntrack::{ConntrackClient, Flow};
 use crate::dataplane::ipvs::connections::connections;
 use crate::dataplane::nftables;
@@ -12,9 +12,6 @@ use crate::explain::way::question::From;
 use crate::explain::way::step::Step;
 use crate::host::trace::{TracedFlow, watch};
 use crate::plan::frontend::Frontend;
-
-/// The most connections of a client that are listed.
-const MOST_CONNECTIONS: usize = 8;
 
 /// What counts at a frontend.
 #[derive(Clone, Copy, Debug)]
@@ -106,13 +103,11 @@ impl Flags {
                     && is_of_client(it.client.ip())
             })?),
         };
-        let mut flows: Vec<Flow> = Vec::new();
-        ConntrackClient::open()?.each_flow(frontend.family(), frontend.protocol, |flow| {
-            let is_wanted = flow.frontend() == frontend && is_of_client(flow.original.source.ip());
-            if is_wanted && flows.len() < MOST_CONNECTIONS {
-                flows.push(flow);
-            }
-        })?;
+        let of_protocol = (frontend.family(), frontend.protocol);
+        let is_wanted =
+            |flow: &Flow| flow.frontend() == frontend && is_of_client(flow.original.source.ip());
+        let mut tracked = ConntrackClient::open()?;
+        let flows = tracked.first_flows(MOST_CONNECTIONS, of_protocol, is_wanted)?;
         let live = Live {
             watched,
             time,

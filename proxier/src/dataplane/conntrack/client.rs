@@ -110,6 +110,25 @@ impl ConntrackClient {
         self.each(scope, each)
     }
 
+    /// Returns the first `most` flows of `protocol` between addresses of `family` for which `is_wanted` is true.
+    ///
+    /// # Errors
+    /// As [`ConntrackClient::flows`].
+    pub(crate) fn first_flows(
+        &mut self,
+        most: usize,
+        (family, protocol): (Family, Protocol),
+        is_wanted: impl Fn(&Flow) -> bool,
+    ) -> Result<Vec<Flow>> {
+        let mut flows = Vec::new();
+        self.each_flow(family, protocol, |flow| {
+            if flows.len() < most && is_wanted(&flow) {
+                flows.push(flow);
+            }
+        })?;
+        Ok(flows)
+    }
+
     /// Calls `each` for every flow of `scope`.
     fn each(&mut self, scope: DumpScope, mut each: impl FnMut(Flow)) -> Result<()> {
         let kind = (NFNL_SUBSYS_CTNETLINK << 8) | IPCTNL_MSG_CT_GET;
