@@ -4,8 +4,8 @@
 //! first round waits:
 //!
 //! * for one complete list of Services and of EndpointSlices;
-//! * for our Node, for the service ranges, and for other nodes if a Service needs their locations and they may be followed, but at
-//!   most [`NODE_PATIENCE`], because a Node may never appear;
+//! * for our Node, for the service ranges, and for other nodes if a Service needs their locations and they may be
+//!   followed, but at most [`NODE_PATIENCE`], because a Node may never appear;
 //! * for manifests that can be read whole, if the kernel has state of ours. If it has none, a round
 //!   with only the readable part deletes nothing.
 

@@ -149,10 +149,8 @@ fn rounds_with(
     (former.ipvs.is_none(), last)
 }
 
-/// If resyncs are frequent, each round is one.
-#[test]
-fn resyncs_alone_find_that_connections_have_ended() {
-    let directory = tempfile::tempdir().unwrap();
+/// Returns the kernel with an open connection at the frontend of the Service.
+fn kernel_with_connection() -> FakeKernel {
     let mut kernel = kernel();
     let (key, server) = server(frontend(CLUSTER_IP, 80));
     let destination = server.destinations.iter().next().unwrap().key;
@@ -161,6 +159,14 @@ fn resyncs_alone_find_that_connections_have_ended() {
         ..Connections::default()
     };
     kernel.connections.insert((key, destination), open);
+    kernel
+}
+
+/// If resyncs are frequent, each round is one.
+#[test]
+fn resyncs_alone_find_that_connections_have_ended() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = kernel_with_connection();
     let mut former = former(kernel, &directory.path().join("ledger"));
     assert!(!rounds_with(1, &mut former, 0, 10).0);
     former.ipvs.as_mut().unwrap().kernel.connections.clear();
@@ -172,14 +178,7 @@ fn resyncs_alone_find_that_connections_have_ended() {
 fn what_kube_proxy_left_drains_and_what_others_have_stays() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = directory.path().join("ledger");
-    let mut kernel = kernel();
-    let (key, server) = server(frontend(CLUSTER_IP, 80));
-    let destination = server.destinations.iter().next().unwrap().key;
-    let open = Connections {
-        active: 1,
-        ..Connections::default()
-    };
-    kernel.connections.insert((key, destination), open);
+    let kernel = kernel_with_connection();
     let mut former = former(kernel, &ledger);
     let (is_done, left) = rounds(&mut former, 0, 10);
     assert!(!is_done);

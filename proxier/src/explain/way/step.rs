@@ -153,7 +153,8 @@ impl Step {
 impl Explanation {
     /// Returns the explanation of `steps`, whose packets reach `endpoints`.
     ///
-    /// The first finding that ends connections is the verdict; if it is not certain, one of packets that passed is. Without one, the endpoints are, and other findings follow.
+    /// The first finding that ends connections is the verdict; if it is not certain, one of packets that passed is. Without
+    /// one, the endpoints are, and other findings follow.
     pub(crate) fn new(question: String, steps: Vec<Step>, endpoints: Vec<Answering>) -> Self {
         let found = steps.iter().zip(1..);
         let found =

@@ -16,8 +16,8 @@ const MOST_MOVES: u32 = 6;
 /// The time from the first move to the second. It doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The time after a move in which a contest goes on if rules come behind ours again. It is longer than the longest pause, and than
-/// the 90 s after which Felix restores its order by default.
+/// The time after a move in which a contest goes on if rules come behind ours again. It is longer than the longest pause,
+/// and than the 90 s after which Felix restores its order by default.
 const SOON: Duration = Duration::from_secs(120);
 
 /// The time that our rule stays out of the chain.
