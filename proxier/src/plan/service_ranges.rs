@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::{Machine, PlanConfig};
-use crate::cluster::model::{Cidr, Family, Node, ObjectName};
+use crate::cluster::model::{Cidr, Family, ObjectName};
 use crate::cluster::problem::Problem;
 use crate::cluster::store::Snapshot;
 
@@ -40,10 +40,9 @@ pub(super) fn rejecting(
 
 /// Returns those of these ranges and of ServiceCIDRs that are not doubtful.
 fn undoubted(named: &[Cidr], snapshot: &Snapshot, machine: &Machine) -> BTreeSet<Cidr> {
-    let taken = Taken::new(snapshot, machine);
     let ranges = snapshot.service_cidrs().flat_map(|cidr| &cidr.ranges);
     let all = ranges.chain(named);
-    all.filter(|range| taken.doubt(range).is_none())
+    all.filter(|range| doubt(range, snapshot, machine).is_none())
         .copied()
         .collect()
 }
@@ -54,100 +53,92 @@ pub(crate) fn problems(
     snapshot: &Snapshot,
     machine: &Machine,
 ) -> Vec<Problem> {
-    let of_objects = snapshot.service_cidrs().flat_map(|cidr| {
-        let ranges = cidr.ranges.iter().enumerate();
-        ranges.map(move |(index, range)| {
-            let object = format!("ServiceCIDR {}", cidr.name);
-            (object, format!("spec.cidrs[{index}]"), range)
-        })
-    });
-    let named = config.service_ranges.named.iter();
-    let named = named.map(|range| {
-        (
-            "Configuration".to_owned(),
-            "--service-cidr".to_owned(),
-            range,
-        )
-    });
-    let taken = Taken::new(snapshot, machine);
-    let problem = |(object, field, range): (String, String, &Cidr)| {
-        let doubt = taken.doubt(range)?;
+    let problem = |(object, field): (String, String), range: &Cidr, doubt: String| {
         let message = format!(
             "{doubt}; virtual servers in it are not deleted because of it, and packets to its unallocated addresses are \
              not rejected"
         );
-        Some(Problem::new(object, field, range, message))
+        Problem::new(object, field, range, message)
     };
-    of_objects.chain(named).filter_map(problem).collect()
+    let of_objects = snapshot.service_cidrs().flat_map(|cidr| {
+        let ranges = cidr.ranges.iter().enumerate();
+        ranges.filter_map(move |(index, range)| {
+            let doubt = doubt(range, snapshot, machine)?;
+            let object = format!("ServiceCIDR {}", cidr.name);
+            let place = (object, format!("spec.cidrs[{index}]"));
+            Some(problem(place, range, doubt))
+        })
+    });
+    let named = config.service_ranges.named.iter().filter_map(|range| {
+        let doubt = doubt(range, snapshot, machine)?;
+        let place = ("Configuration".to_owned(), "--service-cidr".to_owned());
+        Some(problem(place, range, doubt))
+    });
+    of_objects.chain(named).collect()
 }
 
-/// Addresses that no service range can have.
-struct Taken<'a> {
-    /// Those of this node's interfaces.
-    machine: &'a BTreeSet<IpAddr>,
-    node: Option<&'a Node>,
-    api_servers: Vec<IpAddr>,
-}
-
-impl<'a> Taken<'a> {
-    fn new(snapshot: &'a Snapshot, machine: &'a Machine) -> Self {
-        let kubernetes = snapshot.service(&ObjectName::new("default", "kubernetes"));
-        let is_service = |address: &&IpAddr| {
-            kubernetes.is_some_and(|service| service.cluster_ips.contains(address))
-        };
-        // This node's connection to the API server may lead to the Service.
-        let connected = machine.peers.api_servers.iter();
-        let connected = connected.filter(|address| !is_service(address));
-        Self {
-            machine: &machine.addresses,
-            node: snapshot.node(),
-            api_servers: snapshot
-                .api_servers()
-                .iter()
-                .chain(connected)
-                .copied()
-                .collect(),
-        }
+/// Returns why a service range must decide nothing; `None` if it may.
+///
+/// The API server accepts ServiceCIDRs of any size, so that a wrong one could contain the virtual servers of other
+/// programs, and other machines. It allocates from at most a /12 of IPv4 if the range is a flag, and /8 is the largest
+/// private network. Of IPv6 it uses 64 bits at most, and /48 is the network of a whole site. A node that rejected
+/// connections to its API servers would not learn that the range was corrected.
+fn doubt(range: &Cidr, snapshot: &Snapshot, machine: &Machine) -> Option<String> {
+    let least = match range.family() {
+        Family::V4 => 8,
+        Family::V6 => 48,
+    };
+    if range.prefix_len() < least {
+        return Some(format!("is larger than /{least}"));
     }
-
-    /// Returns why a service range must decide nothing; `None` if it may.
-    ///
-    /// The API server accepts ServiceCIDRs of any size, so that a wrong one could contain the virtual servers of other
-    /// programs, and other machines. It allocates from at most a /12 of IPv4 if the range is a flag, and /8 is the largest
-    /// private network. Of IPv6 it uses 64 bits at most, and /48 is the network of a whole site. A node that rejected
-    /// connections to its API servers would not learn that the range was corrected.
-    fn doubt(&self, range: &Cidr) -> Option<String> {
-        let least = match range.family() {
-            Family::V4 => 8,
-            Family::V6 => 48,
-        };
-        if range.prefix_len() < least {
-            return Some(format!("is larger than /{least}"));
-        }
-        let of_node = self.node.into_iter().flat_map(|node| &node.addresses);
-        let mut addresses = self.machine.iter().chain(of_node);
-        if let Some(address) = addresses.find(|&&address| range.contains(address)) {
-            return Some(format!("contains {address}, an address of this node"));
-        }
-        let mut api_servers = self.api_servers.iter();
-        if let Some(address) = api_servers.find(|&&address| range.contains(address)) {
-            return Some(format!("contains {address}, the address of an API server"));
-        }
-        let mut pods = self.node.into_iter().flat_map(|node| &node.pod_cidrs);
-        let pods =
-            pods.find(|pods| range.contains(pods.network()) || pods.contains(range.network()))?;
-        Some(format!("overlaps {pods}, this node's network of Pods"))
+    let node = snapshot.node();
+    let has = |address: &&IpAddr| range.contains(**address);
+    let of_node = node.into_iter().flat_map(|node| &node.addresses);
+    let mut addresses = machine.addresses.iter().chain(of_node);
+    if let Some(address) = addresses.find(has) {
+        return Some(format!("contains {address}, an address of this node"));
     }
+    // The connection to the API server may lead to its Service.
+    let is_service = |address: &&IpAddr| {
+        let service = snapshot.service(&ObjectName::new("default", "kubernetes"));
+        service.is_some_and(|service| service.cluster_ips.contains(address))
+    };
+    let mut connected = machine.peers.api_servers.iter().filter(has);
+    let connected = connected.find(|address| !is_service(address));
+    if let Some(address) = snapshot.api_servers().iter().find(has).or(connected) {
+        return Some(format!("contains {address}, the address of an API server"));
+    }
+    let mut pods = node.into_iter().flat_map(|node| &node.pod_cidrs);
+    let pods =
+        pods.find(|pods| range.contains(pods.network()) || pods.contains(range.network()))?;
+    Some(format!("overlaps {pods}, this node's network of Pods"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use api_server::Manifest;
+
     use super::*;
+    use crate::cluster::model::Node;
+    use crate::cluster::store::{Event, Touched};
+    use crate::plan::Peers;
+    use crate::sources::manifests::{self, Options};
 
     #[test]
     fn large_ranges_and_those_of_the_node_are_doubtful() {
-        let machine = ["172.18.0.2", "fd00:172:18::2"].map(|text| text.parse().unwrap());
-        let machine = machine.into();
+        let machine = Machine {
+            addresses: ["172.18.0.2", "fd00:172:18::2"]
+                .map(|text| text.parse().unwrap())
+                .into(),
+            peers: Peers {
+                // The second one is that of the Service.
+                api_servers: Arc::new([[172, 19, 0, 5].into(), [10, 96, 0, 1].into()].into()),
+                ..Peers::default()
+            },
+            ..Machine::default()
+        };
         let node = Node {
             name: "node".into(),
             addresses: Vec::new(),
@@ -156,11 +147,18 @@ mod tests {
             pod_cidrs: vec![Cidr::parse("10.244.1.0/24").unwrap()],
             is_leaving: false,
         };
-        let taken = Taken {
-            machine: &machine,
-            node: Some(&node),
-            api_servers: vec![[172, 19, 0, 5].into()],
+        let options = Options {
+            service_cidr: Vec::new(),
+            node_name: "node".into(),
+            permits_loopback: false,
         };
+        let kubernetes = Manifest::service("kubernetes").cluster_ip("10.96.0.1");
+        let kubernetes = Manifest::documents(&[kubernetes.port("", "TCP", 443)]);
+        let events = manifests::parse(&kubernetes, "test.yaml", &options).events;
+        let mut snapshot = Snapshot::default();
+        for event in events.into_iter().chain([Event::Node(node)]) {
+            snapshot.apply(event, &mut Touched::none());
+        }
         for (range, doubt) in [
             ("10.96.0.0/12", None),
             ("10.0.0.0/9", None),
@@ -191,7 +189,8 @@ mod tests {
             ),
         ] {
             let range = Cidr::parse(range).unwrap();
-            assert_eq!(taken.doubt(&range).as_deref(), doubt, "{range}");
+            let found = super::doubt(&range, &snapshot, &machine);
+            assert_eq!(found.as_deref(), doubt, "{range}");
         }
     }
 }
